@@ -132,6 +132,7 @@ def capacity(
     if search_s > 0 and not problem.fleet.equal:
         raise UsageError("search: found machines with roles, or that differ; expected equal ones")
 
+    # `asks` is empty where prices prove nothing: of pools, sessions or rounds.
     is_certifiable = problem.workers == 1 and not fewest and len(percentiles) < 2
     if certify and not (is_certifiable and asked.asks()):
         raise UsageError(

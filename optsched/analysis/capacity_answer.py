@@ -188,7 +188,8 @@ class Capacity:
 
         curve = []
         for low, high in pairwise(self._steps):
-            # No share is needed here (0), so that prices are improved until the time is up.
+            # No share is needed here (0), so that prices are improved until the time is up. `most`
+            # is how many they leave in time at any rate of an interval.
             intervals = [ask.between(0, Budget(_POINT_S), low, high) for ask, _ in asks]
             tightest = min(range(len(asks)), key=lambda k: intervals[k].most)
             curve.append((tightest, intervals[tightest]))

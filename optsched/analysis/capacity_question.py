@@ -237,6 +237,7 @@ def with_percentiles_as_slos(
         raise UsageError("percentiles: found two of one time; expected one of each")
 
     n = problem.instance.n
+    # A percentile within its limit means that `min_within` requests are, and others may be late.
     late = sum(n - min_within(problem.instance, name) for name in percentiles)
     slos: dict[str, Any] = {slo_of(name): limit for name, limit in percentiles.items()}
     # A `Question` takes a share above 0 only.

@@ -136,7 +136,8 @@ class CapacitySearch:
         one begins. With ``certify`` the first one has no end, and may begin above ``known``.
         """
         # ``place`` is that of the minorant which is asked now, and ``high`` where the next interval
-        # ends. Each minorant is asked until it brings nearly nothing.
+        # ends. Each minorant is asked until it brings nearly nothing, for rates up to ``high`` at
+        # which fewer than `need` requests are in time.
         asks, place, high = self.asked.asks(), 0, known
         if self.certify:
             high = self._rate_onwards(asks, known, budget)
@@ -192,6 +193,7 @@ class CapacitySearch:
         """
         count = (known or 0) + 1
         while not budget.over and count <= MAX_MACHINES:
+            # How many can be in time with so many workers, if they are too few, or None.
             in_time = self._too_few_in_time(count, budget)
             if in_time is None:
                 break
@@ -249,6 +251,7 @@ class CapacitySearch:
     def _row(self, row: Reach, tried: Tried, wall_s: float, error: str | None) -> Reach:
         """Return a row with its best value, and with the nearest value beyond that is missed.
 
+        `tried`: by value, how many are within their SLOs, and whether that attains what is asked.
         Attainment need not fall with the rate, so values before the best one may be missed as well.
         """
         fewest, n = self.asked.fewest, self.instance.n

@@ -151,6 +151,7 @@ def changes_to_try(instance: Instance, settings: Mapping[str, str], spec: str) -
     twin_settings = settings_in(spec)
     uncached = twin_settings.get("prefix_caching") == "false"
 
+    # A trial: what is changed, its kind, the instance, the number of workers and the policy.
     words = _changed_settings(max_num_seqs, max_tokens)
     if instance.prefixes is not None:  # the other value than the twin has
         words.append(f"prefix_caching={str(uncached).lower()}")
@@ -183,7 +184,7 @@ def _changed_settings(max_num_seqs: int, max_tokens: int) -> list[str]:
     No limit of tokens below 64 is tried.
     """
     multiples = {max(64, round(max_tokens * factor)) for factor in (0.125, 0.25, 0.5, 2, 4)}
-    small = {size for size in _SMALL if size < max_tokens}
+    small = {size for size in _SMALL if size < max_tokens}  # tried on every server that has more
     budgets = sorted((multiples | small) - {max_tokens})
     counts = (max(1, round(max_num_seqs * factor)) for factor in (0.5, 1.25, 1.5, 2, 4, 8))
 
@@ -224,7 +225,7 @@ def _first_worth(changes: Sequence[Change], gain_field: str) -> Change | None:
     for kinds in (("settings",), ("plug-in",), ("memory", "workers")):
         worthy = [one for one in changes if one.kind in kinds and gain_of(one) >= WORTH]
         # Within `kinds`, memory is cheaper than workers and so comes first in `rank`. The first
-        # one that gains nearly as much as the best of them is taken.
+        # one that gains nearly as much as the best of them (`_PREFERRED`) is taken.
         enough = _PREFERRED * max(map(gain_of, worthy), default=0.0)
         for change in sorted(worthy, key=rank):
             if gain_of(change) >= enough:

@@ -166,6 +166,7 @@ def compare(
     if bound and not interrupted:
         left_s = max(budget.left_s, _MIN_SHARE * time_limit_s)
         interval.begin(Budget(left_s, stop=stop, progress=progress))
+        # The best value that the shipped library knows, or None where it has no such problem.
         shipped = strategies.take_from_library(interval)
         if store is not None:
             Optima(Path(store)).offer(interval)
@@ -174,7 +175,7 @@ def compare(
         if not budget.stopped:
             further = _further_bounds(interval, Budget(_FURTHER_SHARE * time_limit_s, stop=stop))
 
-    interval.reconcile()
+    interval.reconcile()  # a bound that contradicts the best schedule is an error
     rows = [_with_ratios(row, interval) for row in rows]
     best = None if interval.incumbent is None else _best_row(interval)
     if best is not None and interval.goal == TOTAL_LATENCY:
@@ -319,10 +320,14 @@ def _specs(instance: Instance, asked: Named | None) -> dict[str, str | Scheduler
 def _run(
     interval: Interval, label: str, spec: str | Scheduler, seed: int, budget: Budget
 ) -> PolicyRow:
-    """Run a policy, and offer its schedule to the interval if it is of the bound's model."""
+    """Run a policy, and offer its schedule to the interval if it is of the bound's model.
+
+    `label`: what its row calls it. `spec`: its specification, or an object. `budget`: of this run.
+    """
     task = interval.task
     policy, info = make_policy(spec)
     notes = runner_of(policy).switched_off(task.instance)
+    # `assumed`: an object of the user's does not say whether it uses true lengths.
     if info.assumed and (note := lengths_note(policy, info, task.instance)) is not None:
         notes += (note,)
     row = PolicyRow(label, is_clairvoyant(policy, info, task.instance), notes=notes)
@@ -422,6 +427,7 @@ def _no_queues(best: PolicyRow, rows: Sequence[PolicyRow]) -> tuple[str, ...]:
     The best known schedule need not be: it may let requests wait so that batches stay small.
     """
     simulated: list[Any] = [row.metrics for row in rows if row.metrics and not row.measured]
+    # `_CALM`: a share of the latency. Up to it requests hardly wait, and totals are alike.
     calm = [m for m in simulated if m["mean_waiting"] <= _CALM * m["mean_latency"]]
     # A single policy has none to be equal to, and at least half of all must be calm.
     if len(calm) < 2 or 2 * len(calm) < len(simulated):
@@ -453,7 +459,8 @@ def _further_bounds(interval: Interval, budget: Budget) -> dict[str, float]:
         searched = name.startswith("p99") or task.pools is not None
         # Without any time, only the bounds that need no search are computed.
         strategies.prove(other, budget.part(_TAIL_SHARE) if searched else Budget(0.0))
-        # A bound of 0 says nothing.
+        # `general`: the best bound for every schedule on these workers, and its origin. A bound of
+        # 0 says nothing.
         if other.general is not None and other.general[0] > 0:
             bounds[name] = other.general[0]
 

@@ -292,7 +292,9 @@ class _Diagnosing:
     """The work of one diagnosis: fitted models, and runs of the twin under each of them.
 
     `models` has the fitted ones, the likeliest first, then one that is faster, and at last one that
-    is slower, by the error that the likeliest leaves.
+    is slower, by the error that the likeliest leaves. `also`: a second cost model to fit, or None.
+    `settings`: as the server is set, by name. `spec`: the policy that is the twin. `left_out`: how
+    many changes the instance does not allow.
     """
 
     def __init__(
@@ -340,7 +342,8 @@ class _Diagnosing:
     def _fit(self, costs: list[BatchCost], specs: list[str]) -> tuple[list[Fitted], str]:
         """Fit cost models to the measured run; return them, the best first, and the policy.
 
-        Without a measured run these are all shapes of the first cost model, as they are.
+        `specs`: the policies that the server may have run. Without a measured run the models are
+        all shapes of the first cost model, as they are.
 
         Raises
         ------
@@ -372,10 +375,12 @@ class _Diagnosing:
     def diagnosis(self) -> Diagnosis:
         """Try all changes under all models, and return what they say."""
         instance = self.instance
+        # As the server is set: under each model a run, and the sizes of its largest batches.
         twins = [self._run(model) for model in self.models]
         twin = twins[0][0]  # under the likeliest model
         attainment = twin.metrics["slo_attainment"]
         has_slos = attainment is not None
+        # `IN_TIME`: the share of requests with which SLOs count as met.
         misses_slos = attainment is not None and attainment < IN_TIME
         times = None if self.measured is None else self.measured.times(instance)
         run = None if times is None else derive(times)
@@ -440,7 +445,8 @@ class _Diagnosing:
         """Return what schedules can reach that the server's own limits allow, without a clock.
 
         The usual policies run, and with them the best settings that were tried within these limits.
-        `of_shares`: whether the goal is the share of requests within SLOs, and not the latency.
+        `limits`: max_num_seqs and max_num_batched_tokens, as the server is set. `of_shares`:
+        whether the goal is the share of requests within SLOs, and not the latency.
         """
         # The twin has no fewer tokens in a batch than requests either (`twin_spec`).
         batch: Any = {
@@ -544,7 +550,8 @@ class _Diagnosing:
                 joined, lowest = both, loss
                 values |= more
 
-        # Losses were compared under the likeliest model only. Now all of them run.
+        # Losses were compared under the likeliest model only. Now all of them run, if joining takes
+        # away as large a share of the whole loss as is worth a change (`WORTH`).
         return self._try_all([joined], [unchanged]) if alone - lowest >= WORTH * whole else []
 
     def _gains(
@@ -601,7 +608,7 @@ class _Diagnosing:
         names = ("mean_latency", "mean_ttft", "mean_tpot", "slo_attainment")
         pairs: dict[str, Any] = {name: (run[name], twin.metrics[name]) for name in names}
         if self.measured.gaps is not None:
-            k = int(np.searchsorted(GAP_PLACES, 0.95))
+            k = int(np.searchsorted(GAP_PLACES, 0.95))  # the quantiles of gaps that are kept
             gaps = gaps_of(twin.evaluation, twin.schedule)
             pairs["p95_itl"] = float(self.measured.gaps[k]), float(gaps[k])
 

@@ -44,7 +44,7 @@ def lost_hits(done: Run) -> tuple[int, int, int]:
         i = event % instance.n
         at_home = ended_at[int(home[i])]
         if event < instance.n:
-            at_home.add(i, i)
+            at_home.add(i, i)  # the second is its place, which is not used here
             ended.add(i, i)
             continue
 

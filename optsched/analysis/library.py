@@ -243,6 +243,7 @@ def _known(
     """Return the best known value and the bound of an entry, checked anew from their files."""
     known: dict[str, float | None] = {"best": None, "bound": None}
     evaluation: Evaluation | None = None
+    # `key`: the field of the entry, ``best`` for a schedule and ``bound`` for a certificate.
     for kind, (key, _) in _KINDS.items():
         record = entry.get(key)
         if record is None:
@@ -280,7 +281,8 @@ def _value(
 ) -> tuple[float, Evaluation | None]:
     """Return the value that a schedule has, or a certificate proves, for an entry's objective.
 
-    Only a schedule has an evaluation beside it.
+    `kind`: which of the two `data` is, the object of a file. Only a schedule has an evaluation
+    beside it.
     """
     problem = _problem(instance, entry)
     if kind == "schedule":
@@ -434,7 +436,7 @@ def answer(
 ) -> Answer:
     """Say whether a file's content is better than what a library's entry has, if it has any."""
     kind = str(data["format"]).removeprefix("optsched-")
-    key, kind_folder = _KINDS[kind]
+    key, kind_folder = _KINDS[kind]  # the entry's field, ``best`` or ``bound``, and the folder
     entry = entry_of(name, library)
     instance = load(name, folder, library)
     try:

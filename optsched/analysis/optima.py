@@ -82,6 +82,7 @@ class Optima:
             # It is judged once more, and so without warnings.
             interval.take(schedule, interval.judge(schedule, quiet=True), origin)
         if data["bound"] is not None:
+            # `left_out`: kinds of schedules for which the bound does not hold.
             named, left_out = data["certificate"], frozenset(data["scope"]["without"])
             certificate = None if named is None else read_json(self.folder / named)
             interval.prove(data["bound"], str(data["method"]), certificate, left_out)
@@ -105,6 +106,8 @@ class Optima:
         data, goal = found.to_dict(), problem.goal
         result = self._file(problem, "result")
         before = read_json(result, expect="result") if result.exists() else dict.fromkeys(data)
+        # Fields that go with the value (`_VALUE`) or the bound (`_BOUND`) stay as they were before
+        # where those are better.
         if goal.better(before["objective"], found.value):
             data |= {key: before[key] for key in _VALUE}
         elif found.schedule is not None:

@@ -374,7 +374,8 @@ class Remote:
     def batch(self, view: View) -> Batch:
         """See `Policy.batch`."""
         news = dict[str, Any]()
-        # What is hidden from the policy stands in place of the view's own columns.
+        # Only what differs from what was sent last (`_sent`) is sent. What is hidden from the
+        # policy (`_hidden`) stands in place of the view's own columns.
         for name, value in {**vars(view), **self._hidden}.items():
             sent, is_column = self._sent.get(name), isinstance(value, np.ndarray)
             is_same: Callable[..., bool] = np.array_equal if is_column else operator.is_
@@ -383,7 +384,7 @@ class Remote:
                 # The engine writes into its columns, so that only a copy stays as it was sent.
                 self._sent[name] = value.copy() if is_column else value
 
-        limit = _SOME_BYTES + _REQUEST_BYTES * len(view.arrival)
+        limit = _SOME_BYTES + _REQUEST_BYTES * len(view.arrival)  # of the answer, in bytes
         try:
             answer = self._link.ask(limit, "batch", news)
         except FailedError as error:

@@ -126,7 +126,7 @@ def replica_hours(
     # 0.99 * 100 may come out a little above 99.
     need = math.ceil(attainment * problem.instance.n - 1e-9)
     bound = fewest(problem, cell_s, startup_s, need)
-    for threshold in _THRESHOLDS:  # the first that will do is the cheapest
+    for threshold in _THRESHOLDS:  # the largest first: the first that will do is the cheapest
         paid, in_time = scale_by_threshold(problem, cell_s, startup_s, policy, threshold, seed)
         if in_time >= need:
             return Replicas(
@@ -175,7 +175,8 @@ def fewest(problem: Problem, cell_s: float, startup_s: float, need: int) -> floa
     last_cell = np.where(finite, np.floor(deadline / cell_s), count)
     last_cell = np.minimum(last_cell, count).astype(np.int64)  # `count`: after the last cell
 
-    # What each request pays of prefixes that it shares; None where no KV can be shared.
+    # What each request pays of prefixes that it shares; None where no KV can be shared. As SLOs
+    # count from each arrival, only those that arrive together share what they pay (0).
     charged = charges_of(instance, instance.release_times.tolist(), 0)
     # As in `optsched.bounds.service`, work is less by `MARGIN` and windows are wider by about
     # `CLOCK`, for the rounding of the judge's clock.
@@ -288,6 +289,7 @@ def scale_by_threshold(
         raise UsageError(f"policy {policy!r}: expected one that decides batch by batch")
 
     scaling = _Threshold(begun.finish, cell_s, startup_s, threshold, job.workers)
+    # Asks `place` for the machine of each request when it is released, and runs all to the end.
     schedule = hand_out(begun, job, scaling.place)
     with warnings.catch_warnings():  # about the range of the cost model
         warnings.simplefilter("ignore")
@@ -343,7 +345,8 @@ class _Threshold:
     def paid_machines(self, finish: Floats) -> NDArray[np.int64]:
         """Return the machines that are paid in each cell: kept, or still busy with a request.
 
-        `finish`: when each request has ended, as judged.
+        `finish`: when each request has ended, as judged. ``counts`` are the machines kept in each
+        cell, always the first ones, and ``home`` is the machine of each request.
         """
         count = max(len(self.counts), int(finish.max() // self.cell) + 1)
         is_paid = np.zeros((count, self.limit), dtype=bool)  # by cell and machine

@@ -371,7 +371,10 @@ def _rows(
 
 
 def _row(task: _Task, policy: str, seed: int, limit_s: float, link: Link | None) -> Row:
-    """Return the row of a policy on an instance, as judged."""
+    """Return the row of a policy on an instance, as judged.
+
+    `link`: the process of a user's file, which runs the policy; None: it runs in this one.
+    """
     budget = Budget(limit_s)
     schedule = _schedule_or_failure(task, policy, seed, link, budget)
     if isinstance(schedule, dict):
@@ -384,6 +387,7 @@ def _row(task: _Task, policy: str, seed: int, limit_s: float, link: Link | None)
         # This stands for an entry of the library on one machine.
         value, evaluation = judged(task.problem, {"objective": task.row.objective}, schedule)
         # A value that beats the bound raises an error, since one of the two is wrong.
+        # The later the schedule ends (`end_of`), the more rounding of its clock is allowed for.
         known, bound = (value, "policy"), (task.row.bound, "library")
         reconcile(task.problem.instance, objective, known, bound, end_of(evaluation))
     except OptschedError as error:

@@ -266,6 +266,7 @@ def splits(
             rows.append(row)  # so that what is found of it counts if the work is interrupted
             on_split = replace(problem, fleet=problem.fleet.split(name))
             part = budget.part(1 / (len(names) - place))
+            # A bound has `_BOUND_S` seconds at most; the policies have what is left of the part.
             for metric in bounded if prove else ():
                 limited = Budget(min(_BOUND_S, part.left_s), stop=part.stop)
                 _add_bound(row, on_split, metric, limited, certify=certify, mixed=rows[0])

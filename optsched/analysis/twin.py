@@ -105,7 +105,7 @@ def scale_cost(cost: BatchCost, factors: Factors) -> BatchCost:
     not used. The new minorants are still below the tables, since every time is multiplied by at
     least the smaller of both factors, and no part of a minorant by more.
     """
-    work, batch, decode = factors
+    work, batch, decode = factors  # of names that begin as in `_WORK`, of ``base``, of others
 
     def factor_of(coefficient: str) -> float:
         if coefficient.startswith(_WORK):
@@ -286,7 +286,7 @@ class Twin:
                 if cost.table is not None or fitted.total > lowest + NEAR:
                     continue
 
-                for held in (_BATCH, _DECODE):
+                for held in (_BATCH, _DECODE):  # the place of a factor that stays 1
                     again = self.fit(cost, fitted.shape, spec, _HELD_RUNS, held, factors)
                     found.append((*again, cost))
         except OutOfTimeError:

@@ -188,6 +188,8 @@ def _parts(laid_out: Timeline, cost: CostModel, seats: float, max_tokens: float)
     def total(spans: NDArray[np.bool_]) -> Floats:
         return np.bincount(request[spans], length[spans], instance.n).astype(np.float64)
 
+    # A span is a time in one phase. A refill computes again what an eviction lost, and a request
+    # that is paused holds KV and is in no batch.
     parts[_MEMORY] = total(phase == REFILL)
     parts[_ORDER] = total(phase == PAUSED)
     parts[_ALONE] = instance.output_tokens  # in rounds, of which each makes a token
@@ -227,7 +229,8 @@ def _add_waiting(parts: Floats, laid_out: Timeline, seats: float, max_tokens: fl
         batches = batches[low:high]
         spent = np.minimum(end[batches], until) - np.maximum(start[batches], since)
 
-        # An evicted request computes its output so far again, beside its prompt.
+        # An evicted request computes its output so far again, beside its prompt: `span_tokens` are
+        # those that it processes in the next span.
         again = int(laid_out.span_tokens[k + 1]) if phase[k] == EVICTED else 0
         size = max(int(instance.prompt_tokens[i]), again)
         needed_kv = instance.kv_of(size)

@@ -90,7 +90,8 @@ def _smooth(requests, windows, sums, tau, ends, mean):  # type: ignore[no-untype
     A soft minimum of f is -tau log sum exp(-f / tau). ``ends`` receives second differences of the
     mean KV use, and ``mean`` each request's mean start.
     ``requests`` has arrival, output, KV in the first unit, and weight by request, and the rounds of
-    a unit; ``windows`` the first and last start; ``sums`` see `Ascent._sums`. A start k costs
+    a unit; ``windows`` the first and last start; ``sums`` see `Ascent._sums`. Times are in units,
+    and ``tau`` is in rounds of weighted latency. A start k costs
 
         f(k) = weight unit (k + o - arrival) + sum of price_t KV_t over the units t in (k, k + o],
 
@@ -116,7 +117,7 @@ def _smooth(requests, windows, sums, tau, ends, mean):  # type: ignore[no-untype
         count = hi[i] - base + 1
         kv = first_kv[i]
         # A run from k on holds q + unit (t - k) in unit t, so that sums of prices and of moments,
-        # price times t, give f(k).
+        # price times t, give f(k). In its last unit it holds ``last``.
         q = kv - unit
         last = kv + unit * (o - 1)
         lowest = np.inf
@@ -169,7 +170,7 @@ def _min_sum(requests, reach, sums, margin, windows):  # type: ignore[no-untyped
 
     Costs of starts and arguments are those of `_smooth`, and ``reach`` has the last start of each
     request. A window is from the first to the last start that costs at most ``margin`` more than
-    the cheapest. Starts between that cost more are in it, too.
+    the cheapest. Starts between that cost more are in it, too. Both arrays of ``windows`` change.
     """
     arrival, output, first_kv, weight, unit = requests
     lo, hi = windows
@@ -193,7 +194,8 @@ def _min_sum(requests, reach, sums, margin, windows):  # type: ignore[no-untyped
             value = delay + (q - unit * k) * prices + unit * moments
             lowest = min(lowest, value)
 
-        # Once the lowest cost is known, go through the same starts again for the window.
+        # Once the lowest cost is known, go through the same starts again for the window; -1: none
+        # yet.
         first = last = -1
         for k in range(arrival[i], stop + 1):
             prices, moments = price_sum[k + o] - price_sum[k], moment_sum[k + o] - moment_sum[k]

@@ -121,9 +121,11 @@ def tokens_of(
 ) -> Tokens:
     """Return lower bounds on what tokens take, which are the checker's, in seconds.
 
-    Slopes are the least ones of all requests.
+    Slopes are the least ones of all requests. ``charged`` is what they pay of shared prefills
+    (`BoundTask`), None for whole prompts.
     """
     rates, requests = requests_of(instance, cost, charged)
+    # What tokens after the first take, as lines by their number.
     lines = [line_of(rates, request) for request in requests]
     columns = in_seconds(
         rates,
@@ -225,7 +227,8 @@ def best_cap(
 ) -> float:
     """Return a cap of p2 of a large value: the best of some, and then of its neighbours.
 
-    `cap`: the first one. Beyond the highest price all are the same.
+    `value`: what prices with a cap prove, nearly. `cap`: the first one. `highest`: the highest
+    price, beyond which all caps are the same. `in_time`: whether to try another one.
     """
     at = cache(value)
     for other in _CAPS:

@@ -118,7 +118,8 @@ def certify_chain(
 ) -> dict[str, Any]:
     """Return a certificate of how many are within SLOs at any rate from one on.
 
-    `chain`: `optsched.bounds.slo_prices.Interval`s side by side, with numbers of minorants.
+    `since`: that rate. `chain`: intervals of rates side by side
+    (`optsched.bounds.slo_prices.Interval`), each behind the number of the minorant that proves it.
     """
     limits, parts = all_limits(instance, None), []
     for minorant, interval in chain:

@@ -181,7 +181,10 @@ class _Plan:
         self.contents = np.concatenate([self.contents, found[found[:, -1] > 0]])
 
     def best(self, end: float, mixes: Floats) -> Floats:
-        """Return the best charges of a class by the rows at hand, shape (mixes, 5)."""
+        """Return the best charges of a class by the rows at hand, shape (mixes, 5).
+
+        ``end`` is that of the class in seconds, or infinite. Row by row, a mix is charged most.
+        """
         import highspy
 
         # Charges of a batch sum to at most its time. Rows are over their times, and columns over
@@ -227,8 +230,8 @@ class _Plan:
                 open_ends = np.flatnonzero(rest.any(axis=1))
                 found = [self.best(ends[b], mixes[rest[b]]) for b in open_ends]
                 until = np.repeat(ends, rest.sum(axis=1))
-                # Vectors that are alike are scanned once. The first place, which has the end
-                # meanwhile, is that of a charge per batch: none.
+                # Vectors that are alike are scanned once: ``back`` says which of those each is. The
+                # first place, which has the end meanwhile, is that of a charge per batch: none.
                 rows = np.insert(np.concatenate(found), 0, until, axis=1)
                 once, back = np.unique(rows, axis=0, return_inverse=True)
                 until = once[:, 0].copy()
@@ -241,6 +244,8 @@ class _Plan:
 
                 break
 
+            # A ratio above 1 says that some batch, its row of ``worst``, is charged more than it
+            # lasts (`witnesses`).
             proved[rest] = rows[:, 1:] / np.maximum(ratio[back.ravel(), None], 1)
             # No charges are above the best under the batches at hand, so those that are near these
             # are near the best of all.
@@ -257,8 +262,9 @@ class _Plan:
 def _edges(plan: _Plan, mix: Floats, shortest: float) -> Floats:
     """Return lengths between which work per second and lengths change by as much.
 
-    The longest is that beyond which the charges hardly change: what they say of the mix is within 2
-    percent of what those of the last class say.
+    ``mix`` has the tokens that are charged, and ``shortest`` the seconds of the shortest batch. The
+    longest length is that beyond which the charges hardly change: what they say of the mix is
+    within 2 percent of what those of the last class say.
     """
     last = plan.vertices(np.array([np.inf]), mix[None], _COARSE)[0, 0] @ mix
     longest = shortest

@@ -122,7 +122,7 @@ def paths_of(part: Part, classes: list[ExactCharges], reference: int) -> Paths:
 
     ``reference`` is the class by whose charges a prefill is split into chunks (the checker's text).
     """
-    shortest = classes[0].lo * part.ticks // CLASS_UNIT
+    shortest = classes[0].lo * part.ticks // CLASS_UNIT  # ticks of the shortest batch
     first = np.array([prefill_end(part, i, shortest) for i in range(len(part.requests))])
     steps = np.array([request.steps for request in part.requests], dtype=np.float64)
     charges = [
@@ -160,7 +160,10 @@ def _best_class(nu: float, price: float, charges: Floats, lo: Floats) -> tuple[f
 def _integrate_gains(
     window: Window, phase: Phase, charges: Floats, lo: Floats, width: float, span: int
 ) -> None:
-    """Fill in g of one multiplier, cell by cell, and its integral from the arrival on."""
+    """Fill in g of one multiplier, cell by cell, and its integral from the arrival on.
+
+    ``charges`` and ``lo`` are by class, and ``span`` cells of the window are used.
+    """
     window.area[0] = 0.0
     for j in range(span):
         window.gains[j] = _best_class(phase.nu[0], window.price[j], charges, lo)[0]
@@ -184,7 +187,8 @@ def costs_of_paths(
     and for the steps of each request. ``centre`` receives the best ones, and ``use`` is raised by
     the machine time that the best paths use, as a share of each cell. The loops over ends are those
     of `optsched.bounds.shares_kernel`, which do not read own work and fixed costs of a phase: these
-    are 0 here. Pairs by ``step`` are for the prefill (0) and for the steps (1).
+    are 0 here. Pairs by ``step`` are for the prefill (0) and for the steps (1). ``window`` is
+    scratch for one request after another, of which ``span`` cells from its arrival's on are used.
     """
     total, cells, lo = 0.0, len(price), paths.lo
     for i in range(len(paths.arrival)):
@@ -246,6 +250,7 @@ def costs_of_paths(
             for c in range(c0 + max(start, 0), min(c0 + j + 1, cells) if start >= 0 else 0):
                 charges = paths.charges[i, step]
                 b = _best_class(nus[step, level], price[c], charges, lo)[1]
+                # g falls by charge / lo with each unit of the price: that is what the path uses.
                 if b >= 0:
                     use[c] += charges[b] / lo[b] * (1.0 if c > c0 else lead / width)
 
@@ -278,6 +283,7 @@ def ascend(
     steady = price[np.minimum((paths.arrival / width).astype(np.int64), cells - 1)]
     centre = (paths.lo + steady[:, None, None] * paths.charges).min(axis=2)
     window, mean, square = new_window(), np.zeros(cells), np.zeros(cells)
+    # The best prices and multipliers, their value, steps since, the size of a step, and all steps.
     best, reached, stale, length, step = (price, centre), -np.inf, 0, _STEP, 0
 
     while stale < _STALE and (step == 0 or not stop()):

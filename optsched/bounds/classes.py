@@ -108,9 +108,11 @@ def charge(vector: Floats, at: float, is_step: bool) -> float:
 def _lower_envelope(paid, fixed, order, until):  # type: ignore[no-untyped-def]
     """Return how many lines ``fixed[b] + price paid[b]`` are least for some price >= 0.
 
+    A line is that of class b: ``fixed`` is its cost at price 0, and ``paid`` what it rises by.
     ``order`` receives them by ascending price, and ``until`` the price up to which each is least.
     The first is the least at price 0. Each is followed by the line that crosses it next, which is
-    one that rises less; of several that cross it there, by the one that rises least.
+    one that rises less (-1: there is none); of several that cross it there, by the one that rises
+    least.
     """
     here = 0
     for b in range(1, len(paid)):
@@ -139,7 +141,8 @@ def soft_costs(ends, lo, mixed, market, tau, use, gain):  # type: ignore[no-unty
     ``ends`` is an `Ends`. ``lo`` has the begins of classes, and ``mixed`` their charges, shape
     (classes, 5) (module's text, Arrays). ``market`` has the width of a cell and prices. ``use``
     receives the derivatives by the price of each cell, and ``gain`` those by the charges of each
-    class, shape (classes, 5).
+    class, shape (classes, 5). An end costs theta times its wait, the price times what its class
+    charges it (``paid``), and Theta times the begin of the class (``fixed``).
     """
     width, price = market
     cells, classes = len(price), len(lo)
@@ -152,7 +155,8 @@ def soft_costs(ends, lo, mixed, market, tau, use, gain):  # type: ignore[no-unty
 
     for e in range(len(ends.tokens)):
         theta, later, at, is_step = ends.theta[e], ends.later[e], ends.at[e], ends.steps[e] == 1
-        # A second of waiting costs theta, and a temperature of 0 would be divided by.
+        # A second of waiting costs theta, and so ``heat`` is the temperature as a cost. One of 0
+        # would be divided by.
         earliest, heat = ends.earliest[e], max(tau * ends.theta[e], 1e-300)
         for b in range(classes):
             paid[b] = charge(mixed[b], at, is_step)
@@ -165,9 +169,10 @@ def soft_costs(ends, lo, mixed, market, tau, use, gain):  # type: ignore[no-unty
         least, free = np.inf, fixed[order[0]]
         c, wait, place = first, 0.0, 0
 
-        # A cell costs its wait and the least for a length, or more: later ones weigh nothing.
+        # A cell costs its wait and the least for a length (``free``), or more: later ones weigh
+        # nothing.
         while wait + free < least + _CUT * heat:
-            if c >= cells:  # no price from here on
+            if c >= cells:  # no price from here on, so no class (-1) charges anything
                 c = cells
                 cost[c], at_class[c] = wait + free, -1
                 least = min(least, cost[c])
@@ -224,6 +229,7 @@ def ends_of(part: Part, top: Floats, shortest: float, first: Floats, chords: int
     rows: list[tuple[float, ...]] = []
     second = 1.0 / part.ticks  # the seconds of a tick
     for i, request in enumerate(part.requests):
+        # Tokens after the first, those of the prompt, theta of the first, and seconds.
         m, s, theta, arrival = request.steps, request.prompt, first[i], part.arrival[i] * second
         # One chord goes over the prompt, and each of its ends stands for half of the tokens. These
         # share theta in proportion to what they pay, or equally if they pay nothing, and have half
@@ -242,6 +248,7 @@ def ends_of(part: Part, top: Floats, shortest: float, first: Floats, chords: int
         each = (1 - theta) / m
         for block in range(chords):
             low, high = m * block // chords, m * (block + 1) // chords
+            # The least ticks until the first token. Each later one takes a shortest batch or more.
             before = prefill_end(part, i, round(shortest * part.ticks))
             earliest = arrival + before * second + low * shortest
             # With fewer tokens than chords some chords are empty.
@@ -277,6 +284,7 @@ class _Ascent:
             if begins and stop():
                 break
 
+            # The seconds of machine time that each request is charged, in this class.
             prefill, steps = self._machine(self.mixed[reference])
             whole = np.maximum(prefill + steps, 1e-12)
             # Without later tokens the first one has all of the weight.
@@ -344,7 +352,7 @@ class _Ascent:
         self.mixture = weights / weights.sum(axis=1, keepdims=True)
 
     def run(self, take: Callable[[], None]) -> None:
-        """Climb at falling temperatures, and offer what was found after each."""
+        """Climb at falling temperatures, and call `take` after each, with what was found set."""
         # Prices are relative to the highest of the first ones. Equal logits are equal weights, with
         # which mixtures begin. `climb` keeps all variables from 0 to 3.
         x = np.concatenate([self.price / self.highest, np.ones(self.mixture.size)])
@@ -352,7 +360,7 @@ class _Ascent:
             if self.stop():
                 break
 
-            paid = float(self.price.sum()) * self.width
+            paid = float(self.price.sum()) * self.width  # what all machine time costs
             x = climb(
                 lambda x, tau=tau: self._joint(x, tau),  # type: ignore[misc]
                 x,
@@ -371,7 +379,10 @@ class _Ascent:
 
 
 def _take_paths(task: BoundTask, part: Part, budget: Budget, take: Callable[..., None]) -> None:
-    """Offer the leaf of paths, unless so many requests are in the system that it is no use."""
+    """Give `take` the leaf of paths, unless so many requests are in the system that it is no use.
+
+    `take` is that of `classes`, which keeps a leaf if it proves more.
+    """
     arrival = np.array(part.arrival, dtype=np.float64) / part.ticks
     task = task.part(np.argsort(task.instance.release_times, kind="stable"))
     alone = np.array([part.floor(request.chain) for request in part.requests]) / part.ticks
@@ -393,7 +404,7 @@ def classes(task: BoundTask, budget: Budget) -> Proof:
     assert isinstance(cost, BatchCost)
     order = np.argsort(task.instance.release_times, kind="stable").tolist()
     model = cost_model_dict(cost)
-    best: tuple[int, dict[str, Any] | None] = 0, None
+    best: tuple[int, dict[str, Any] | None] = 0, None  # in ticks, and the leaf that proves it
     proving_s = 0.0
 
     def take(leaf: dict[str, Any], value_of: Callable[..., int] = value_of) -> None:

@@ -54,13 +54,15 @@ def search(part: Part, first: int, last: int, nodes: int) -> tuple[int, Leaf]:
 def _next_pair(table: Ints, fixed: int, decided: Marks, details: Ints) -> tuple[int, int]:
     """Return the pair (i, k) to decide next, or -1 twice.
 
-    ``details`` are of `node_value`: by request s, b, the best u, and what it gains.
+    ``decided`` is 0 for a pair of which nothing is decided yet. ``details`` are of `node_value`: by
+    request s, b, the best u, and what it gains over u = 0.
     """
     begins, bases, waits, gains = details
     n, largest = len(table), 0
     first = second = -1
 
     for i in range(n):
+        # While i waits, from b_i to b_i + u: the request that ends last, or -1, and its end.
         last, latest = -1, bases[i]
         # Decide about the request that gains most by waiting, and the last end that it waits for.
         for k in range(n if gains[i] > largest else 0):
@@ -79,7 +81,8 @@ def search_tree(table: Ints, fixed: int, nodes: int) -> tuple[int, Ints]:
     """Return the bound on total latency that a search of so many nodes proves, and its tree.
 
     ``table`` and ``fixed`` are those of the checker's `table_of`. By node, ``decided`` has what is
-    decided about each pair, and ``pairs`` the pair (i, k) to decide next.
+    decided about each pair, and ``pairs`` the pair (i, k) to decide next, -1 for none. Open nodes
+    are a heap of (value, number). The tree is that of `_order_tree`.
     """
     n = len(table)
     decided = np.zeros((nodes + 2, n, n), np.int8)
@@ -95,7 +98,7 @@ def search_tree(table: Ints, fixed: int, nodes: int) -> tuple[int, Ints]:
     while True:
         value, at = heapq.heappop(open_nodes)
         i, k = pairs[at, 0], pairs[at, 1]
-        # No pair would raise the least node, or there is no space for two more.
+        # No pair would raise the least node, or there are not two more nodes to spend.
         if i < 0 or used + 2 > nodes:
             return value, _order_tree(n, pairs, children, used)
 

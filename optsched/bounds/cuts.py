@@ -13,6 +13,7 @@ def cut_where_quiet(
 ) -> list[tuple[int, int]]:
     """Return consecutive ranges of requests, cut before arrivals that find few in the system.
 
+    `arrival` (shape (n,)): when they come; it ascends.
     `finish` (shape (n,)): when the requests leave, in any order. An estimate will do.
     `smallest`, `largest`: requests of a piece, 1 <= smallest <= largest. The last piece may have
     fewer, and a piece has more where it is never quiet.

@@ -76,8 +76,8 @@ def labels_leaf(
 
     A claim says that the requests from the m-th on, in order of arrival, count to no less than the
     value on a machine that is free from t on. The last one is about all requests. A search took
-    `arrival` for their arrivals. Those of the checker may be earlier, and its times are rounded
-    down: as much earlier may each request end.
+    `arrival` for their arrivals. Those of the checker, in ``units``, may be earlier, and its times
+    are rounded down: as much earlier may each request end.
     """
     n, per = len(arrival), units.per_second
     pairs = zip(arrival, units.arrival, strict=True)

@@ -37,7 +37,10 @@ _UNIT, _LESS = 1_000_000, 1e-7
 
 
 class Plan:
-    """The linear program over the lengths of kinds, of which only the goal changes."""
+    """The linear program over the lengths of so many kinds, of which only the goal changes.
+
+    ``graph`` has the states of walks (the checker's `Graph`).
+    """
 
     def __init__(self, graph: Graph, kinds: int) -> None:
         import highspy
@@ -129,7 +132,8 @@ def _walks(columns: Columns, every: int, max_states: int) -> tuple[int, Walks]:
 def _lists(columns: Columns, walks: Walks, budget: Budget) -> list[list[int]]:
     """Return lists of lengths by kind, each of which raises the ends that those before have.
 
-    ``ends`` ascend: the k-th is a bound on the k-th smallest end.
+    ``ends`` ascend: the k-th is a bound on the k-th smallest end, in rounds. For each of some k,
+    lengths are looked for that make it largest.
     """
     kinds, ends = len(walks.kinds), np.array(least_ends(columns))
     lists = [[0] * kinds]  # with which each request ends alone
@@ -144,13 +148,15 @@ def _lists(columns: Columns, walks: Walks, budget: Budget) -> list[list[int]]:
             # and these take no time.
             arrived = kind[arrival < ends[k - 1]]
             count = np.bincount(arrived[arrived >= 0], minlength=kinds)
-            first = k - int((arrived < 0).sum())
+            first = k - int((arrived < 0).sum())  # how many of the k take time
             if is_late or not 0 < first <= count.sum() or len(lists) == MAX_LISTS:
                 break
 
             is_late = budget.over  # there is time for one list, always
             length = plan.best(count, first)
             higher = np.maximum(ends, walks.ends(length, _UNIT))
+            # The linear program is solved in floating point, so the checker's test has the last
+            # word.
             allowed = walks.graph.allow(np.array(length), _UNIT, Unlimited())
             if not allowed or (higher == ends).all():
                 break

@@ -82,7 +82,8 @@ def prove_by_starts(task: BoundTask, budget: Budget) -> Proof:
     """Return the lowest weighted value, or what the raised dual and the search for it proved.
 
     `optsched.bounds.checker.starts` has the proof. It looks below one limit after another, each
-    further above what is proved, up to the value of a schedule that is known.
+    further above what is proved, up to the value of a schedule that is known. ``unit`` is the
+    denominator of the prices, and values are in rounds.
     """
     instance, weight = task.instance, task.instance.weights
     prices, value = _prices_within(instance, budget, weight)

@@ -231,7 +231,8 @@ def _curves(stages: Stages, share: float, cells: int) -> list[Curve]:
 def _from_prices(stages: Stages, part: Part, name: str, budget: Budget) -> tuple[int, Leaf]:
     """Return the bound of prices on a sum over requests (module's text), in ticks, and its leaf.
 
-    First the weight of first tokens is chosen, then for each stage the cap of its prices, and then
+    ``name`` is ``tel`` or ``mean_ttft``, and ``part`` has the requests as the checker does. First
+    the weight of first tokens is chosen, then for each stage the cap of its prices, and then
     the prices are computed on finer cells, as long as there is time. A cap splits each price of a
     curve: p2 is the price up to the cap, and p1 the rest (docs/formulations.md, "Prices of machine
     time"). Every cap gives a valid bound, and which is best is found by trying.

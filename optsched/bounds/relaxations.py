@@ -149,6 +149,7 @@ def _charged(task: BoundTask, budget: Budget) -> list[BoundTask]:
     def within(seconds: int) -> BoundTask:
         """Return the task if users pay who come within so many seconds of the first one."""
         charged = _shared(instance)(seconds)
+        # Each is released at the arrival of the request that its charge names.
         free = replace(
             instance,
             arrival=instance.release_times[[charge.release for charge in charged]],

@@ -96,6 +96,7 @@ def most_within(
 ) -> int:
     """Return a number of requests that no schedule on so many workers exceeds within SLOs.
 
+    `slos` holds for all requests, and `columns` says whether the instance's own count, too.
     `charged` is that of a task of this instance, whose requests then arrive when they are released.
     """
     if instance.kv_window is not None:
@@ -161,7 +162,8 @@ def _work_at_tpot_price(
     """Return each request's work in seconds, with c u more for a decode (see The price of TPOT).
 
     ``step`` has the limit on TPOT or gap of each request in seconds, or infinity; the largest one
-    is p. ``steps`` below is a number of tokens: those after the first.
+    is p. ``steps`` below is a number of tokens: those after the first. Up to the last line times
+    are exact, in the units of `Rates`.
     """
     rates, requests = requests_of(instance, cost, charged)
     fixed, steps = rates.decode, instance.output_tokens - 1
@@ -261,8 +263,8 @@ def count_in_windows(begin: Floats, end: Floats, work: Floats, capacity: int) ->
 def _greedy(begin: Floats, end: Floats, work: Floats, capacity: int) -> int:
     """Return how many jobs fit, which are in an order in which begins and ends both ascend.
 
-    Work becomes whole ticks, and times ticks multiplied by the capacity, so that one of these has
-    room for one unit of work.
+    Begins, ends and work become whole ticks. Of begins and ends these are multiplied by the
+    capacity, so that one has room for one unit of work.
     """
     from optsched.bounds.service_kernel import fill
 

@@ -90,6 +90,7 @@ def fill(begin: Ints, end: Ints, work: Ints, order: Ints) -> Ints:
     if n == 0:
         return done
 
+    # Differences of the begins, and of the ends from the last one back, as ``latest`` less each.
     latest, end_steps, begin_steps = end[n - 1], np.zeros(n, np.int64), begin.copy()
     for i in range(1, n):  # slices take seconds more to compile
         begin_steps[i] -= begin[i - 1]

@@ -137,7 +137,11 @@ def value_at(
 
 
 def in_batches(tokens: Tokens, busy_s: float) -> Tokens:
-    """Return tokens that share fixed costs in batches of such a size that all fits into a time."""
+    """Return tokens that share fixed costs in batches of such a size that all fits into a time.
+
+    ``busy_s`` is that time, in seconds, and ``size`` how many requests have a batch together. Only
+    `Tokens.prefill_paid` and `Tokens.paid` change.
+    """
     steps = tokens.steps
     own = tokens.prefill + steps * (tokens.work + tokens.work_slope * (steps - 1) / 2)
     fixed = float((steps * tokens.decode + tokens.prefill_fixed).sum())
@@ -153,14 +157,16 @@ def in_batches(tokens: Tokens, busy_s: float) -> Tokens:
 
 
 def start_from(tokens: Tokens, finish: Floats) -> Start:
-    """Return prices and shares that follow from completions (module's text, Prices used).
+    """Return prices and shares from completions (module's text, Prices and shares used).
 
     ``finish`` has the completion of each request, from the first arrival on.
     """
     arrival, alone = tokens.arrival, float(tokens.chain.mean())
     latency = finish - arrival
-    # The sum of latencies over the whole time is the mean number in the system (Little's law).
+    # Whether many are in the system; further below ``many`` is another thing. The sum of latencies
+    # over the whole time is the mean number in the system (Little's law).
     many = float(latency.sum()) > _MANY_IN_SYSTEM * float(finish.max())
+    # The part of the prices that is p3, and how many cells a latency has; for the rest see `Start`.
     part, per_latency, *steps = _WITH_MANY if many else _WITH_FEW
     width = np.sqrt(alone * max(alone, float(latency.mean()))) / per_latency
     # A request has shares over twice its latency (below), which gives their number.
@@ -173,11 +179,12 @@ def start_from(tokens: Tokens, finish: Floats) -> Start:
     steady = min(float(tokens.work.mean()) / max(tokens.decode, 1e-12), 1.0)
     whole: Floats = np.asarray(1.2 * steady * number**1.5 / (1 - part), dtype=np.float64)
 
-    # Where many are in the system first prices are others (module's text).
+    # Where many are in the system first prices are those of a preemptive schedule (module's text).
     if many:
         busy_s = float((number > 0).sum() * width)
         dual, apart = prices_of(in_batches(tokens, busy_s), cells)
-        # Those prices have cells of another length: means over the cells here come from integrals.
+        # Their cells last ``apart`` and not ``width``: means over the cells here come from the
+        # integral of these prices up to each edge.
         upto = np.interp(
             np.arange(cells + 1) * width,
             np.arange(len(dual) + 1) * apart,
@@ -187,10 +194,11 @@ def start_from(tokens: Tokens, finish: Floats) -> Start:
 
     cell = np.array([cell_at(at, width) for at in arrival], dtype=np.int64)
     inside = np.maximum(1, (finish / width).astype(np.int64) - cell + 1)
-    # By request, in how many cells it is in the system, and (from here on ``many``) in how many it
-    # has shares: paths may end after the completions that are assumed, so shares go on for as long
-    # again.
+    # ``inside`` is by request in how many cells it is in the system, and ``many``, from here on an
+    # array, in how many it has shares: paths may end after the completions that are assumed, so
+    # shares go on for as long again.
     many = np.clip(2 * inside, 1, np.maximum(1, cells - cell))
+    # `Shared.begin`, and for each share its place from the request's arrival on, in cells.
     begin = np.concatenate([[0], np.cumsum(many)])
     place = np.arange(begin[-1]) - np.repeat(begin[:-1], many)
     age = place / np.repeat(inside, many)
@@ -206,7 +214,8 @@ def start_from(tokens: Tokens, finish: Floats) -> Start:
 def shares(task: BoundTask, budget: Budget) -> Proof:
     """Return the bound on total latency, in seconds.
 
-    Where very many requests are in the system it is that of work: `busy-time` is better there.
+    Without time, and where very many requests are in the system, it is that of work. In the second
+    case `busy-time` is better.
     """
     task = task.part(np.argsort(task.instance.release_times, kind="stable"))
     instance, tokens = task.instance, tokens_of(task.instance, task.batch_cost, task.charged)
@@ -234,8 +243,9 @@ def ascend(tokens: Tokens, start: Start, budget: Budget, rises: bool = False) ->
 
     `rises` is that of a `Grid`. Gradients are averaged and normed, as in Adam (Kingma and Ba 2015):
     that of a price is the share of its cell that the best paths use, less 1. Without a better value
-    it goes back, with shorter steps.
+    it goes back, with shorter steps. The arrays of ``start`` change.
     """
+    # At the end: the steps of the logarithms, and after how many they are half as long.
     width, price, shared, cell, floor, (price_step, share_step, half) = start
     use = Use._make(np.zeros(k) for k in (len(price), len(price), len(shared.share)))
     centre = np.zeros((len(cell), 2))
@@ -245,6 +255,7 @@ def ascend(tokens: Tokens, start: Start, budget: Budget, rises: bool = False) ->
     # Means of gradients and of their squares, each with a row for p2 and one for p3, and of the
     # fixed costs by share.
     mean, square, fixed = *np.zeros((2, 2, len(price))), np.zeros(len(shared.share))
+    # The seconds of the last step, steps since the best value, all steps, and the best value.
     spent, stale, step, reached = 0.0, 0, 0, -np.inf
 
     # One step is always taken, and another one only if it and the checker fit into the time.

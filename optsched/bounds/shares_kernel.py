@@ -12,7 +12,8 @@ that pays V + s x or more. Comments name the paragraphs of the checker's proof i
 
 In loops i is a request, c a cell of time, j one counted from that of the request's arrival (c - c0)
 and k the level of a multiplier. A loop over two ends goes over the first batch of a phase and its
-last one, and one over two steps over the phases: 0 is the prefill, 1 are the steps.
+last one, and one over two steps over the phases: 0 is the prefill, 1 are the steps. Of a window the
+first ``span`` cells are used, and of its first cell the ``lead`` seconds from the arrival on.
 """
 
 from typing import NamedTuple
@@ -153,8 +154,9 @@ class Phase(NamedTuple):
 
     ``c0`` is the cell of the arrival and ``lead`` its length from there on; ``first`` and ``alone``
     are the times of the prefill's batches and of all batches, if the request were alone. ``nu`` and
-    ``work`` are multipliers and own work of the first and of the last batch. ``number`` is that of
-    the request.
+    ``work`` are multipliers and own work of the first and of the last batch, and ``fixed`` is the
+    fixed cost of each. So many ``batches`` are paid for: a prefill counts as one, in chunks, too.
+    ``number`` is that of the request.
     """
 
     arrival: float
@@ -201,7 +203,8 @@ def _p3_charge(number: int, j: int, c: int, work: float, fixed: float, shared: S
 def _fill_charges(window: Window, grid: Grid, phase: Phase, span: int) -> None:
     """Fill in what no multiplier of a phase changes: its prices, and what p3 charges.
 
-    Of two rows, the first is for the phase's first batch, and the second for its last one.
+    Of two rows, the first is for the phase's first batch, and the second for its last one. Behind
+    the last cell of the grid all prices are 0.
     """
     cells = grid.price.shape[0]
     for j in range(span):
@@ -218,7 +221,11 @@ def _fill_charges(window: Window, grid: Grid, phase: Phase, span: int) -> None:
 
 @njit(forceinline=True, error_model="numpy")
 def _integrate_gains(window: Window, grid: Grid, phase: Phase, span: int) -> None:
-    """Fill in g of one multiplier, cell by cell, and its integral from the arrival on."""
+    """Fill in g of one multiplier, cell by cell, and its integral from the arrival on.
+
+    These are ``gains`` and ``area`` of the window. Of it `_fill_charges` has filled in what is read
+    here: prices, p3's charges, and ``root_toll``, the roots of p2 w.
+    """
     gains, area, price, fixed = window.gains, window.area, window.price, phase.fixed
     gains[:span] = 0.0
 
@@ -227,12 +234,12 @@ def _integrate_gains(window: Window, grid: Grid, phase: Phase, span: int) -> Non
         whole, work = phase.nu[end], phase.work[end]
         charges, tolls, shortest = window.p3_charge[end], window.root_toll[end], fixed + work
         # The larger g of the first and of the last step holds for all steps between (Multipliers
-        # that rise).
+        # that rise). ``whole`` is nu of the phase, and ``nu`` below is nu', what p3 leaves of it.
         for j in range(span):  # without branches, so that it is done for several cells at once
             nu = max(0.0, whole - charges[j])
             root, paid = np.sqrt(nu), tolls[j]
-            # The best T is f + w, or longer: the two cases of g in the proof (A path). Where
-            # p2 w >= nu' g is 0.
+            # The best T is f + w (``early``), or longer (``late``): the two cases of g in the proof
+            # (A path). Where p2 w >= nu' g is 0.
             early = max(0.0, nu / shortest - price[j])
             late = (root - paid) ** 2 / fixed if fixed > 0 else 0.0
             g = late if fixed > 0 and paid * shortest >= root * work else early
@@ -247,13 +254,14 @@ def _integrate_gains(window: Window, grid: Grid, phase: Phase, span: int) -> Non
 def end_prefill(window: Window, width: float, phase: Phase, span: int, k: int) -> None:
     """Raise V and s of the prefill, for an end in each cell, to what the k-th multiplier proves.
 
-    The first one (k = 0) overwrites what is there of the request before.
+    They are ``ahead`` and ``slope`` of the window, whose ``gains`` and ``area`` are those of this
+    multiplier. The first one (k = 0) overwrites what is there of the request before.
     """
     ahead, slope, gains, area = window.ahead, window.slope, window.gains, window.area
     payment = phase.nu[0] * phase.batches
     for j in range(span):
         # No prefill ends before the time that its batches take alone. What rounding may have added
-        # is taken off (SLACK), and paths that would be paid for going on cost nothing instead.
+        # is taken off (SLACK). Where V would be below 0 it is 0, which the multiplier 0 proves.
         if (phase.c0 + j + 1) * width - phase.arrival < phase.first:
             value, s = np.inf, 0.0
         else:
@@ -279,10 +287,11 @@ def find_soonest(window: Window, span: int) -> None:
 def end_steps(window: Window, width: float, phase: Phase, extra: float, span: int, k: int) -> None:
     """Raise V and s of the steps, for an end in each cell, to what the k-th multiplier proves.
 
-    ``extra`` own work is paid at the lowest price. ``start`` is the last cell that leaves enough
-    time for the steps, and ``free`` the last one from which they pay nothing. From the starts
-    between, a queue keeps those that may be best, by ascending cost, so that the whole takes linear
-    time. The first multiplier (k = 0) overwrites what is there of the request before.
+    They are ``after`` and ``slope_after`` of the window. ``extra`` own work is paid at the lowest
+    price. ``start`` is the last cell that leaves enough time for the steps, and ``free`` the last
+    one from which they pay nothing; -1: none yet. From the starts between, a queue keeps those that
+    may be best, by ascending cost, so that the whole takes linear time: ``queue[head:tail]``. The
+    first multiplier (k = 0) overwrites what is there of the request before.
     """
     ahead, after, gains, area = window.ahead, window.after, window.gains, window.area
     queue, key = window.queue, window.key
@@ -309,7 +318,7 @@ def end_steps(window: Window, width: float, phase: Phase, extra: float, span: in
             queue[tail], key[tail] = start, value
             tail += 1
 
-        # Rounding may have raised the integral by so much, and a bound may only be too small.
+        # Rounding may have raised the integral of g by so much, and a bound may only be too small.
         slack = SLACK * (payment + area[j + 1])
         # The integral of g between start and end is all that the multiplier pays: steps are free
         # for starts up to here, at any later end too, and so they leave the queue.
@@ -345,7 +354,8 @@ def best_end(
 ) -> tuple[float, int]:
     """Return the cost of the best end, and its cell, or -1 if no end is in the window.
 
-    The cost is what is paid up to the end and the latency, as in the proof (Cells).
+    The cost is what is paid up to the end and the latency, as in the proof (Cells). Without
+    ``steps``, tokens after the first, the path ends with the prefill.
     """
     arrival, c0 = phase.arrival, phase.c0
     after, ahead = (window.after, window.slope_after), (window.ahead, window.slope)
@@ -383,11 +393,11 @@ def costs_of_paths(
     each request, of which ``levels`` are multiples. It receives the best ones. Without it, or where
     it is 0, multipliers are those of a steady price, ``levels`` times the mean in the window.
     `chain` has the time of all batches of each request alone, and what best paths use is added to
-    `use`.
+    `use`. `window` is scratch for one request after another.
     """
     width, price, shared = grid.width, grid.price, grid.shared
     cells = price.shape[0]
-    whole = price + shared.price
+    whole = price + shared.price  # p2 + p3
     # Multipliers by level: of the prefill, of the first step and of the last one.
     nus = np.empty((3, levels.shape[0]))
     total = 0.0
@@ -406,7 +416,7 @@ def costs_of_paths(
         lead = (c0 + 1) * width - arrival  # length of the first cell
         # The window is guessed at twice the time alone, and doubled below until it is enough.
         span = min(WINDOW, max(32, int(2 * alone / width) + 8))
-        # At a price of 0 all levels would give the same multiplier.
+        # The mean price; at a price of 0 all levels would give the same multiplier.
         mean = max(whole[c0 : c0 + span].sum() / span, 0.02)
         for k in range(levels.shape[0]):
             nus[0, k] = _steady_nu(works[0][0], fixed[0], mean * levels[k])
@@ -427,7 +437,7 @@ def costs_of_paths(
 
             for k in range(levels.shape[0]):
                 nu = nus[0, k], nus[0, k]
-                # 1.0: the prefill pays its multiplier once.
+                # 1.0: the prefill pays its multiplier once. All levels have the same charges.
                 phase = Phase(arrival, c0, lead, first, alone, nu, works[0], fixed[0], 1.0, i)
                 if k == 0:
                     _fill_charges(window, grid, phase, span)
@@ -478,7 +488,8 @@ def costs_of_paths(
                 portion = 1.0 if c > c0 else lead / width  # of the cell that is after the arrival
                 net = max(0.0, nu - _p3_charge(i, c - c0, c, load, fixed[step], shared))
                 dense = _best_density(np.sqrt(net), load, fixed[step], grid.roots[c] * scale)
-                # dense is w / (T - f), so T = f + w / dense, and 1 / T is the rate.
+                # dense is w / (T - f), so T = f + w / dense, and 1 / T is the rate. p2 takes dense
+                # off g, and p3 the rate times (w + mu f): what the path uses under each.
                 rate = dense / (fixed[step] * dense + load) if dense > 0 else 0.0
                 use.machine[c] += portion * dense
                 index = shared.begin[i] + c - c0
@@ -520,8 +531,9 @@ def improve_shares(
 ) -> None:
     """Raise the shares of requests that sit through more fixed costs than others of their cell.
 
-    ``fixed_costs`` has these by the index of a share, and ``cell`` each arrival's cell. The mean of
-    a cell is weighted by its shares. Sums are no longer at most 1: `scale_to_one` follows.
+    ``fixed_costs`` is a mean of `Use.fixed`, and ``cell`` has each arrival's cell. The logarithm of
+    a share rises by ``step`` where its fixed costs are twice the cell's mean, weighted by shares.
+    Sums are no longer at most 1: `scale_to_one` follows.
     """
     begin, share = shared.begin, shared.share
     mean = np.zeros(cells)

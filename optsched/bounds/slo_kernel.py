@@ -72,12 +72,14 @@ def sums_of(program: Program) -> tuple[Floats, ...]:
     """Return the sums of columns and of rows, whose inverses are the sizes of steps.
 
     See Pock and Chambolle 2011. They are in the order of `State`. Rows of cells are divided by the
-    length of the cell. The program is in the text of `optsched.bounds.slo_prices`.
+    length of the cell. The program, with x, z, p and J (``batches`` here), is in the text of
+    `optsched.bounds.slo_prices`.
     """
     light, later, fixed, z_at, z_first, p_at, p_first, up, coarse, fine, at, whose, part = program
     n, cells = len(light), len(coarse)
-    # Each begins with its entries of 1: J is in the row of its cell, z and p in a row x <= sum, and
-    # x in two of them. A fine cell or a stretch has none, and 1e-9 keeps its sum from being 0.
+    # Each sum begins with entries of 1: of columns, J is in the row of its cell, z and p in the row
+    # x <= sum, and x in both such rows; of rows, likewise. A fine cell or a stretch has none, and
+    # 1e-9 keeps its sum from being 0.
     batches, z, p = np.ones(cells), np.ones(z_at[n]), np.ones(p_at[n])
     price, burst, prefill, steps = np.ones(cells), np.full(len(fine), 1e-9), np.ones(n), np.ones(n)
     cadence, x, stretch = np.ones(z_at[n]), np.full(n, 2.0), np.full(len(at) - 1, 1e-9)
@@ -115,9 +117,9 @@ def _descend_shares(
 ) -> None:
     """Move shares down along their reduced costs, and ``ahead`` as far again.
 
-    ``sums`` are those of `sums_of`, in the order of `State`: 0 x, 1 batches, 2 z, 3 p. ``ahead``
-    receives the same four, each as 2 new - old. A step is ``size`` over the sum of the share's
-    column.
+    The first four of ``state`` change: 0 x, 1 batches, 2 z, 3 p. ``ahead`` receives the same four,
+    each as 2 new - old. A step is ``size`` over the sum of the share's column, which ``sums`` has
+    in this order (`sums_of`). No share falls below 0, and x does not rise above 1.
     """
     light, later, fixed, z_at, z_first, p_at, p_first, up, coarse, fine, at, whose, part = program
     x, batches, z, p, price, burst, prefill, steps, cadence, stretch = state
@@ -160,9 +162,10 @@ def _ascend_multipliers(
 ) -> None:
     """Move multipliers up by how far the shares ahead break each row, and never below 0.
 
-    A step is ``size`` over the sum of the row. ``sums`` are in the order of `State`: 4 price, 5
-    burst, 6 prefill, 7 steps, 8 cadence, 9 stretch. ``ahead`` is what `_descend_shares` has left
-    there. Who has no window of its prefill, or of its steps, has no such row.
+    The others of ``state`` change: 4 price, 5 burst, 6 prefill, 7 steps, 8 cadence, 9 stretch. A
+    step is ``size`` over the sum of the row, which ``sums`` has in this order. ``ahead`` is what
+    `_descend_shares` has left there. Who has no window of its prefill, or of its steps, has no such
+    row.
     """
     light, later, fixed, z_at, z_first, p_at, p_first, up, coarse, fine, at, whose, part = program
     _, _, _, _, price, burst, prefill, steps, cadence, stretch = state
@@ -185,6 +188,8 @@ def _ascend_multipliers(
             k = z_first[i] + q - z_at[i]
             total += z2[q]
             load[k] += later[i] / coarse[k] * z2[q]
+            # A request takes one step a batch, so its fixed costs take no more of a cell than all
+            # batches do.
             over = fixed[i] / coarse[k] * z2[q] - batches2[k]
             cadence[q] = max(0.0, cadence[q] + size / sums[8][q] * over)
 
@@ -210,7 +215,8 @@ def ascend(
 ) -> None:
     """Take steps of the primal-dual hybrid gradient method (Chambolle and Pock 2011).
 
-    With a larger ``weight`` multipliers move more and shares less.
+    So many (``count``) of them change ``state``. ``sums`` are those of `sums_of`. With a larger
+    ``weight`` multipliers move more and shares less.
     """
     ahead = (
         np.zeros_like(state[0]),
@@ -260,12 +266,14 @@ def crowded_stretches(
 ) -> tuple[Ints, Floats]:
     """Return, by request, the end of the stretch from its begin whose absent parts sum up to least.
 
-    An end of 0 says that no sum is below 1, and so that no stretch from there cuts anything off.
+    And these least sums. An end of 0, with the sum 1, says that no sum is below 1, and so that no
+    stretch from there cuts anything off.
 
     A stretch has no room for all work of windows inside. What is more than there is room for is
     absent at least, so the sum over those inside of absent times the smaller of their work and the
-    excess, over the excess, is 1 at least. Begins ascend. A tick has room for so much work as
-    ``speed`` says, and ``absent`` is the part of each request that is not in time.
+    excess, over the excess, is 1 at least. ``begin``, which ascends, and ``end`` are windows in
+    ticks. A tick has room for so much work as ``speed`` says, and ``absent`` is the part of each
+    request that is not in time.
     """
     n = len(begin)
     ends, min_sum = np.zeros(n, np.int64), np.ones(n)
@@ -277,8 +285,8 @@ def crowded_stretches(
             continue
 
         behind = i
-        # Longer stretches have no effect worth their time: only begins within ``longest`` are
-        # looked at.
+        # Longer stretches have no effect worth their time: only begins within ``longest`` ticks are
+        # looked at, of the requests from i to before ``behind``.
         while behind < n and begin[behind] < begin[i] + longest:
             behind += 1
 
@@ -341,7 +349,7 @@ def raise_prices(
 
     prices = price.copy()
     for k in range(cells):
-        # The highest price that the checker takes is assumed to be valid.
+        # The highest price that the checker takes, of 30 bits, is assumed to be valid.
         too_low, valid, middle = price[k] - 1, (1 << 30) - 1, price[k]
         # What is charged falls with the price and what may be charged rises, so the valid prices
         # are all from one on: bisection finds it, and first looks at the price that is there.

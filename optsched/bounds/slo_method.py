@@ -72,10 +72,13 @@ class Method:
         self.members: list[tuple[Ints, Floats]] = []
 
     def look_for_stretches(self) -> bool:
-        """Add stretches whose parts of requests that are late are too few; return if there are."""
+        """Add stretches of which the present shares leave too little late; return if any are new.
+
+        Those so far that have no effect go. The program and its state get the rows of what is left.
+        """
         demand, state = self.demand, self.state
         # A request may have two windows: that of its prefill and that of its other work. An end of
-        # about `NEVER` is none.
+        # about `NEVER` is none. ``owner`` has the request of each window.
         early, late = demand.first < NEVER // 2, _late(demand)
         owner = np.concatenate([np.flatnonzero(early), np.flatnonzero(late)])
         if not len(owner):
@@ -90,8 +93,8 @@ class Method:
         columns = (x[order] for x in (begin, end, work, 1.0 - state.x[owner]))
         longest = int(_LONGEST * np.median(end - begin))
         until, least = kernel.crowded_stretches(*columns, float(demand.room), longest)
-        # Only stretches whose absent parts sum up to clearly less than 1 cut off the present
-        # shares.
+        # Valid shares have absent parts that sum up to 1 at least (`crowded_stretches`), so
+        # stretches with clearly less cut off the present ones.
         chosen = [i for i in np.argsort(least)[:_MORE].tolist() if least[i] < 0.98]
         # Of the stretches so far, those without a multiplier have no effect, and go.
         kept = [one for one, m in zip(self.stretches, state.stretch.tolist(), strict=True) if m > 0]
@@ -137,20 +140,24 @@ class Method:
     def count(
         self, prices: Prices, payments: list[int], room: int, need: int, least: float
     ) -> tuple[int, float, float]:
-        """Return how many fit, with the share of the next, and the work at which fewer do.
+        """Return how many fit, this with the share of the next, and the work at which fewer do.
 
         `payments` and `room` are of the checker's `charge`: what each request in time pays at
         least, and what all may pay together (not the ``room`` of a tick). Fewer are fewer than
         `need`. `least` is the least factor of work to look for; 1 if none is looked for. All that
         is returned is about right; the checker's number is the exact one.
         """
-        # Integers of any size become floats relative to all that may be paid, which may be 0.
+        # Integers of any size become floats relative to all that may be paid, which may be 0. The
+        # multiplier m of a stretch is what 1 / 2**PART_BITS of a part of 1 pays.
         unit = room + sum(m << PART_BITS for *_, m in prices.stretches) + 1
         own = np.array([x / unit for x in payments])
         weights = [(m << PART_BITS) / unit for *_, m in prices.stretches]
 
         def payments_at(work: float) -> tuple[Floats, float]:
-            """Return what requests pay, ascending, and what they may pay, with all stretches."""
+            """Return what requests pay, ascending, and what they may pay, with all stretches.
+
+            Both are at a factor of work, and over ``unit``.
+            """
             total, more = own * work, room / unit
             for k, weight in enumerate(weights):
                 part = self._parts(k, work)
@@ -211,6 +218,7 @@ class Method:
         # fixed costs, or less if it pays less in all. Each step pays what is left as an extra. If
         # it pays for no fixed costs there is nothing left.
         work, paid = np.maximum(program.later, _TINY), np.where(many > 0, state.steps, 0.0)
+        # By request, the sums of its multipliers of fixed costs, and of these times their prices.
         shared, weighted = (
             np.bincount(owner, part, len(many))
             for part in (state.cadence, state.cadence * coarse[cell])
@@ -219,7 +227,7 @@ class Method:
         rate = np.where(shared > _TINY, rate, paid / work) * (program.later > 0)
         extra = np.maximum(paid - rate * work, 0.0) / np.maximum(demand.steps, 1)
         # Prices have `PRICE_BITS` bits, of which one is left for what they are raised by. A price
-        # that pays for the extras of a few is in range, too.
+        # at which a batch's fixed cost pays for the extras of a few (``high``) is in range, too.
         batch = program.fixed / np.maximum(demand.steps, 1)
         high = _FEW_EXTRAS * extra / np.maximum(batch, _TINY) * (demand.steps > 0)
         unit = 2.0 ** (PRICE_BITS - 1) / max(
@@ -231,6 +239,7 @@ class Method:
         # checker takes extras below 2**60.
         ticks = TICKS_PER_SECOND * demand.room / self.work / 2.0**demand.bits
         extras = np.floor(np.minimum(extra * unit * ticks, 2.0**59)).astype(np.int64)
+        # Only who pays something for steps is charged in cells.
         some = (demand.steps > 0) & ((whole[1] > 0) | (extras > 0))
         cells = cells_of(self.fine, demand.begin[some], demand.last[some])
         columns = (x[some] for x in (whole[1], extras, demand.low, demand.high))
@@ -258,7 +267,9 @@ def _edges(demand: Demand, shares: int) -> tuple[Ints, Ints]:
     high = max(
         int(begin.max()) + 1, *(int(x.max(initial=0)) for x in (first[early], demand.last[late]))
     )
-    # If nobody has steps there is no window of any, and the whole time stands in for it.
+    # A request has a share for each cell that its window meets, so the ticks of all windows with
+    # steps say how many cells give so many shares. If nobody has steps there is no such window, and
+    # the whole time stands in for it.
     windows = float((demand.last - begin)[late].sum(dtype=np.float64)) or float(high - low)
     cells = max(1, min(round(shares * (high - low) / windows), shares))
     coarse = np.clip(np.linspace(low, high, cells + 1).round().astype(np.int64), low, high)
@@ -294,6 +305,7 @@ def _apart(cuts: Ints, others: Ints, apart: int) -> Ints:
 
 def _program(demand: Demand, coarse: Ints, fine: Ints) -> Any:
     """Return the linear program of a demand on cells with these edges, without any stretch."""
+    # Who has a window of its prefill, and who one of other work, of which ``demand.early`` is part.
     early = (demand.first < NEVER // 2) & (demand.prefill > 0)
     late = _late(demand)
     z_at, z_first = _shares(demand.begin, demand.last, late, coarse)
@@ -369,6 +381,7 @@ def _state(program: Any, who: Ints, edges: tuple[Floats, Floats], start: Place |
         zero = np.zeros(1, np.int64)
         return kernel.spread(values, ends[0], zero, cells, ends[1], zero, new)
 
+    # The packing and the edges of steps, of prefills, and of steps as they were.
     later = program.z_at, program.z_first, edges[0]
     first = program.p_at, program.p_first, edges[1]
     since = old.z_at, old.z_first, start.coarse

@@ -144,7 +144,8 @@ class Ask:
     def onwards(self, rate: float, need: int, budget: Budget) -> Interval | None:
         """Return all rates from a rate on if fewer are in time there than needed, else None.
 
-        Work alone says first whether prices may prove it.
+        Work alone says first whether prices may prove it. All windows begin at the first arrival
+        there, and end as they do at the rate (`at_all_rates`).
         """
         demand = self.demand(rate, onwards=True)
         for end, work in (
@@ -185,6 +186,7 @@ class Ask:
         factor of work is about right, so rates from a little higher on are tried, too.
         """
         demand = self.demand(high, Fraction(_LEAST))
+        # Arrivals at this rate, times the rate, are those at the rate 1: the clock of all rates.
         asked: dict[str, Any] = {"least": _LEAST, "start": self.place, "clock": high}
         found = find(demand, self.n, need, budget, **asked, cells=(self.coarser,))
         if self.coarser > 1 and (found is None or found.work > _NEAR):
@@ -198,7 +200,7 @@ class Ask:
         for margin in _MARGINS:
             low = high * found.work * (1 + margin)
             work = _exact(low) / _exact(high)
-            # An interval without any rates proves nothing.
+            # An interval without any rates proves nothing, and ``need`` stands for that.
             most = max_in_time(self.demand(high, work), found.prices, work) if low < high else need
             if most < need:
                 return Interval(low, high, found.prices, most)
@@ -244,7 +246,7 @@ def find(
             if again and (n - need > _FEW or not method.look_for_stretches()):
                 break
 
-            idle = 0
+            idle = 0  # looks without a gain
             while idle < _PATIENCE and not (found and budget.over):
                 method.climb(work)
                 prices = method.prices()

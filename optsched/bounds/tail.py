@@ -44,7 +44,10 @@ def percentile(task: BoundTask, budget: Budget) -> Proof:
 
 
 def _order_statistic(task: BoundTask, budget: Budget, slo: str, k: int) -> float:
-    """Return a value that the k-th smallest time, from 0, is above, or in rounds at least."""
+    """Return a value that the k-th smallest time is above, or in rounds at least; k counts from 0.
+
+    ``slo`` is the limit on these times, such as ``slo_ttft``.
+    """
     instance = task.instance
 
     def is_below(limit: float) -> bool:

@@ -178,7 +178,10 @@ def read_config(file: Path) -> dict[str, Any]:
 
 
 def not_modelled(config: Mapping[str, Any]) -> str | None:
-    """Return why the sizes of a configuration do not give its weights and work, or None."""
+    """Return why the sizes of a configuration do not give its weights and work, or None.
+
+    What fields of a configuration are called, and what values mean, stands in ``config.toml``.
+    """
     for key in _CONFIG["experts"]:  # a single expert is a dense layer
         value = config.get(key)
         value = max(value, default=0) if isinstance(value, list) else value  # one for each layer
@@ -227,6 +230,7 @@ def _experts_of(config: Mapping[str, Any]) -> dict[str, int]:
 
 def architecture_of(config: Mapping[str, Any], name: str, file: Path) -> Architecture:
     """Return the architecture of a configuration."""
+    # What a size is called in configurations stands in ``config.toml``.
     experts = _experts_of(config)
     sizes: dict[str, int] = {}
     for field, key in _CONFIG["sizes"].items():

@@ -126,8 +126,9 @@ def batch_time(cost: NDArray[np.float64], sums: Sums) -> float:
     if cost[LAYERS] == 0.0:  # `UnitCost`: the instance is in rounds
         return 1.0
 
-    # A linear model has one form. Coefficients begin at `at + TOKEN`, so `at` is the place before
-    # them: `layers`, or of tables the number of minorants and then each minorant's last number.
+    # A linear model has one form, and a tabulated one its minorants: each is at most the time of
+    # every batch. Coefficients begin at `at + TOKEN`, so `at` is the place before them: `layers`,
+    # or of tables the number of minorants and then each minorant's last number.
     at, forms = 0, 1
     if len(cost) > LINEAR:  # tabulated: the minorants stand in the place of the coefficients
         at, forms = LINEAR, int(cost[LINEAR])
@@ -160,7 +161,8 @@ def batch_time(cost: NDArray[np.float64], sums: Sums) -> float:
         return float(cost[LAYERS] * ms / 1000.0)
 
     # The number of grids and the grids follow, and from here on `at` is the next place to read. A
-    # batch takes the sum of the grids. In the order of `QUANTITIES`:
+    # batch takes the sum of the grids. Decodes hold `kv` tokens in the mean, and the one that holds
+    # most has `uneven` more. In the order of `QUANTITIES`:
     kv = sums.decode_kv / max(sums.decode_requests, 1)
     uneven = sums.decode_kv_max - kv
     requests = sums.decode_requests + sums.prefill_requests
@@ -209,7 +211,7 @@ def batch_time(cost: NDArray[np.float64], sums: Sums) -> float:
             value += weight * cost[cell]
 
         at += size
-        if grid == 0:  # the skew, which decides at what KV of decodes the others are read
+        if grid == 0:  # the skew: the share of `uneven` that the other grids add to `kv`
             quantities[-1] = kv + min(max(value, 0.0), 1.0) * uneven
         else:
             total += value

@@ -35,7 +35,7 @@ def norm(coefficients: Mapping[str, str], exponent: float, *, kv: bool = False) 
     """
     reading, arithmetic = (_READING_KV, _ARITHMETIC_KV) if kv else (_READING, _ARITHMETIC)
     tangents = []
-    for place in _TANGENTS:
+    for place in _TANGENTS:  # from 0, all reading, to 1, all arithmetic
         of_reading, of_arithmetic = _tangent(place, exponent)
         factors = dict.fromkeys(reading, of_reading) | dict.fromkeys(arithmetic, of_arithmetic)
         tangents.append({k: float(text) * factors.get(k, 1.0) for k, text in coefficients.items()})

@@ -322,7 +322,7 @@ def corner(cost: BatchCost, exponent: float, *, kv: bool = False) -> BatchCost:
 
 def cost_model_from_dict(data: Mapping[str, Any], *, default_name: str = "") -> BatchCost:
     """Return the cost model of a parsed TOML file, whose floats are texts, as they stand there."""
-    for key, expected in FIXED.items():
+    for key, expected in FIXED.items():  # the format, its version and the unit
         if data.get(key) != expected:
             found = repr(data[key]) if key in data else "nothing"
             raise InputError(f"{key}: found {found}; expected {expected!r}")

@@ -214,6 +214,7 @@ def fit(
     models: list[Floats] = []
 
     for table in profile.tables:
+        # `models`: one linear model, and behind it two whose larger time is nearer, if any are.
         models, limits, of_table = _fit_table(table, held_out, target, generator)
         values += models[0]  # a batch takes the sum of what the tables measure
         reports += of_table
@@ -255,7 +256,11 @@ def _model(
     valid: Mapping[str, float],
     table: CostTable | None = None,
 ) -> BatchCost:
-    """Return the cost model of a profile from what was fitted, with a name and a KV capacity."""
+    """Return the cost model of a profile from what was fitted, with a name and a KV capacity.
+
+    `valid`: the limits of its range of validity, by name. `table`: with it batches are priced by
+    grids and minorants. `name`: None to make one of the model and the machine.
+    """
     shape, peak, degree = profile.shape, profile.hardware, profile.tensor_parallel
     without = "".join(f"-without-{part.replace(' ', '-')}" for part in profile.missing)
     if len(profile.missing) > 1:  # of both phases: a profile without layers is refused

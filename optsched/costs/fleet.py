@@ -293,6 +293,7 @@ def _from_text(
         limits = convert_all(texts, _MACHINE_FIELDS, where)
         cost = limits.pop("cost_model", cost_model)
         capacity = limits.pop("kv_capacity", None)
+        # A table ``2p`` is of two machines. Those before it count for the limit on all.
         for role in roles_of(name, len(machines)):
             machines.append(Machine(cost, capacity, Limits(**limits) if limits else None, role))
 

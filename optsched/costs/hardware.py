@@ -98,6 +98,7 @@ def roofline_data(
 
     tokens = np.unique(np.geomspace(1, ROOFLINE_TOKENS, 200).round())
     dense = _dense_ms(shape, peak, tensor_parallel, tokens)
+    # `least_ms` takes operations and bytes.
     if apart:  # `token` is the arithmetic of one token, and `base` reads all weights of a layer
         weights = sum(w / tensor_parallel for w in shape.layer_weights.values())
         token, base = peak.least_ms(2 * weights, 0), peak.least_ms(0, BYTES * weights)

@@ -45,6 +45,7 @@ def tabulate(dense: Grid, request: Grid, attention: Grid, skew: Grid) -> tuple[C
     linear = np.zeros(len(COEFFICIENTS))
     linear[[COEFFICIENTS.index(name) for name in names]] = non_negative(relative, np.ones(len(ms)))
 
+    # As serving makes them: some decodes or a long chunk, over KV that is not very long.
     short = (cached <= LONG_KV) & (kv <= LONG_KV)
     decodes = short & (chunk == 0) & (n >= FEW_DECODES)
     prefills = short & (chunk >= SHORT_CHUNK)
@@ -118,7 +119,7 @@ def _sample(dense: Grid, request: Grid, attention: Grid) -> Floats:
     of `dense`, as far as attention goes. Each batch comes with one prefill, and with many.
     """
     chunks, cached, decodes, kv = attention.axes.values()
-    tokens = dense.axes["tokens"]
+    tokens = dense.axes["tokens"]  # of which a few are taken, `_PLACES` at most
     tokens = tokens[np.unique(np.linspace(0, len(tokens) - 1, _PLACES).round().astype(int))]
     batches = set(product(chunks, cached, decodes, kv))
     batches |= set(product(tokens[tokens <= chunks[-1]], cached, [0.0], kv[:1]))

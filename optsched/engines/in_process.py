@@ -91,6 +91,7 @@ class InProcess:
         running: dict[str, int] = {}
 
         # One loop sends what is due, has the engine take a step, and gives up what takes too long.
+        # `running`: requests by the name that the engine has for them.
         while (waiting or running) and not stop.is_set():
             while waiting and waiting[0][0] <= sending.now():
                 _, request = heappop(waiting)
@@ -108,7 +109,7 @@ class InProcess:
                 continue
 
             for output in engine.step():
-                # It was given up before.
+                # It was given up before, as it took too long.
                 if output.request_id not in running:
                     continue
 

@@ -79,8 +79,9 @@ def shapes(max_tokens: int, max_requests: int, max_kv: int, repeats: int = 5) ->
 
     These are prefills alone, one or several on an idle engine or one over cached tokens, decodes
     alone, and both together. Sizes are powers of 2, and what the limits exclude is left out.
-    A `Shape` has, in order, the chunk, the tokens cached before it, decodes, the KV of each, and
-    how many prefill.
+    A `Shape` has, in order, the chunk c, the tokens m cached before it, the number n of decodes,
+    the KV tokens k of each, and how many prefill, p. Where nothing decodes beside it, a prompt
+    needs KV for the `_OUTPUT` tokens that it produces, too.
     """
     chunks = [c for c in _powers(16, max_tokens) if c + _OUTPUT <= max_kv]
     wanted = [Shape(c, 0, 0, 0) for c in chunks]
@@ -93,11 +94,12 @@ def shapes(max_tokens: int, max_requests: int, max_kv: int, repeats: int = 5) ->
     wanted += [s for s in later if s.chunk + s.cached + _OUTPUT <= max_kv]
     kv_sizes, decodes = _powers(32, max_kv), _powers(1, max_requests)
     wanted += [Shape(0, 0, n, k) for n, k in product(decodes, kv_sizes)]
-    # Every second or third size will do for what is mixed. k: KV tokens of each decode.
+    # Every second or third size will do for what is mixed. A prefill takes a seat beside them.
     decodes_beside = [n for n in decodes[1::2] if n < max_requests]
     mixed = [Shape(c, 0, n, k) for c, n, k in product(chunks[1::2], decodes_beside, kv_sizes[::3])]
     wanted += [s for s in mixed if s.chunk + s.decodes <= max_tokens]
 
+    # Two prefills come only beside the largest number of decodes, if they have seats.
     if decodes_beside and decodes_beside[-1] + 2 <= max_requests:
         two_prefills = [s._replace(prefills=2) for s in mixed if s.decodes == decodes_beside[-1]]
         wanted += [s for s in two_prefills if 2 * s.chunk + s.decodes <= max_tokens]
@@ -250,7 +252,7 @@ class _Bench:
     def _run_prefills(self, shape: Shape, repeats: int) -> Iterator[tuple[float, float]]:
         """Yield the seconds of batches that prefill only, and 0 KV of decodes.
 
-        Cached tokens are the earlier chunks of the same prompts, so a batch is the last step before
+        Cached tokens are the earlier chunks of the same prompts, so a batch is the step that gives
         their first tokens. There is one more than `repeats`: `measure` does not count the first.
         """
         for _ in range(repeats + 1):

@@ -161,7 +161,7 @@ class Sending:
 
         released = []
         for k in sessions.followers(request):
-            before = sessions.after[k]
+            before = sessions.after[k]  # its predecessors: all must have ended, and none failed
             if self._ended.issuperset(before) and self.errors.keys().isdisjoint(before):
                 self.due[k] = float(self._last[list(before)].max() + sessions.delay[k])
                 released.append(k)

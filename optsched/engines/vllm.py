@@ -120,7 +120,7 @@ class Desk:
 
             self.n_told = len(prompt)
 
-        max_step = self.limits.max_batch_tokens
+        max_step = self.limits.max_batch_tokens  # of a step of vLLM, in tokens
         if max_step is not None and isinstance(self.asked, Stepwise) and not self.asked.chunked:
             # No step has room for all of a longer prefill: it goes in parts, beside all decodes.
             # The policy is told that all but the next part is cached.
@@ -204,9 +204,9 @@ class _PolicyMixin(_Base):
             nothing = np.zeros(1, np.int64)
             dry_desk.ask(0.0, [0], [], nothing, nothing, nothing > 0)
 
-        self._number: dict[str, int] = {}  # of each request
-        self._known: list[Any] = []
-        self._wait_order: list[int] = []  # when each began to wait
+        self._number: dict[str, int] = {}  # of each request, by vLLM's id
+        self._known: list[Any] = []  # vLLM's requests by number
+        self._wait_order: list[int] = []  # by number: who began to wait later has a higher one
         self._n_waits = 0
 
     def add_request(self, request: Any) -> None:
@@ -280,7 +280,7 @@ class _PolicyMixin(_Base):
 
         for i, asked in answer.tokens.items():
             request = self._known[i]
-            is_waiting = request.status != RequestStatus.RUNNING
+            is_waiting = request.status != RequestStatus.RUNNING  # new, or evicted before
             missing = request.num_tokens - request.num_computed_tokens
             scheduled = min(int(asked), missing, tokens_left)
             if scheduled < 1 or (is_waiting and len(self.running) >= self.max_num_running_reqs):
@@ -308,7 +308,11 @@ class _PolicyMixin(_Base):
         return self._output(fresh, resumed, running, blocks, tokens)
 
     def _output(self, fresh: Any, resumed: Any, running: Any, blocks: Any, tokens: Any) -> Any:
-        """Return the step as vLLM's executor expects it."""
+        """Return the step as vLLM's executor expects it.
+
+        `fresh`, `resumed`, `running`: its requests, see `schedule`. `blocks`, `tokens`: by their
+        ids, the KV blocks to tell of and the tokens to process.
+        """
         from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 
         if self.use_v2_model_runner:

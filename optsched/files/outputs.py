@@ -35,7 +35,7 @@ def write_bytes(content: bytes, path: str | Path) -> None:
 
             return
 
-        target, mode = _target(file)
+        target, mode = _target(file)  # the mode of the file that is there, None if none is
         if mode is not None and not stat.S_ISREG(mode):
             target.write_bytes(content)  # a device or pipe cannot be replaced
             return

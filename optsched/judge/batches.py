@@ -77,8 +77,8 @@ def judge_batches(problem: Problem, schedule: Schedule) -> Evaluation:
     moved_start = _since_first(schedule.moved_start, "moved_start", instance)
     given = [times for times in (start, moved_start) if times is not None and len(times)]
     blur = 0.0
-    # A clock that began long before the first arrival is coarser than the replay, which counts from
-    # there, and its errors may add up from batch to batch.
+    # `blur`, see `Origin`: a clock that began long before the first arrival is coarser than the
+    # replay, which counts from there, and its errors may add up from batch to batch.
     if given and instance.first_arrival and not instance.in_rounds:
         blur = batches * float(np.spacing(max(np.abs(times).max() for times in given)))
     if start is None:
@@ -173,7 +173,10 @@ def _since_first(
 def _violation(
     breach: Breach, batch: int, instance: Instance, holders: NDArray[np.int64]
 ) -> ViolationError:
-    """Return the error of a breach, with the requests that hold KV where these break a limit."""
+    """Return the error of a breach, with the requests that hold KV where these break a limit.
+
+    `batch`: its number, -1 without batches. `holders`: those requests, or none.
+    """
     i, origin = int(breach.request), 0.0
     moving = (rules.MOVE_FIRST, rules.MOVE_START, rules.EVICT_MOVING)
     # The replay counts from the first arrival, and the reader's clock does not.

@@ -22,8 +22,8 @@ def evaluate(problem: Problem | Instance | str | Path, schedule: Schedule) -> Ev
     - Requests and workers exist, and no request stands twice in a batch.
     - No request is processed before its arrival, after its last token, or on a worker other than
       the one that holds its KV. Only a request that holds KV is evicted.
-    - A decode step has one token. A prefill has at most the rest of the request's input, and all
-      of it when chunked prefill is forbidden.
+    - A decode step has one token, or more where drafts are verified. A prefill has at most the rest
+      of the request's input, and all of it when chunked prefill is forbidden.
     - Prefills and decodes are not mixed when hybrid batching is forbidden.
     - The limits C on tokens, P on prefill tokens and R_max on requests that hold KV, and the KV
       capacity hold, counting requests that finish in the batch.

@@ -79,8 +79,8 @@ def advance(r: Any, tokens: int, i: int = -1, drafts: Drafts | None = None) -> b
     With drafts, a decode step may yield several.
     """
     if drafts is not None and r.decoding:
-        # The accepted drafts and the next token count: the rest of the run at which it is. Or all
-        # that is processed, if that is less.
+        # The accepted drafts and the next token count: the rest of the run at which it is
+        # (`Drafts`). Or all that is processed, if that is less.
         made = min(tokens, drafts.rest[drafts.first[i] + r.produced])
         r.cached += made
         r.produced += made

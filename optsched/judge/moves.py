@@ -85,7 +85,7 @@ def moves_of(
     times = np.full(len(moved), np.nan) if start is None else start
     link, deflect_below = pools.link or Link(), pools.deflect_below
     rates = float(link.latency_s), float(link.seconds_per_token), link.recompute_last
-    # The ends, the KV and the next open moves, which the replay writes.
+    # The ends, the KV and the next open moves, which the replay writes (`move`).
     written = np.zeros(len(moved)), np.zeros_like(moved), np.zeros_like(moved)
     blur, given_start = 0.0, schedule.moved_start
     # Given starts are rounded as on their own clock, which began long before the first arrival. The
@@ -111,7 +111,7 @@ def move(r: Any, source: Any, target: Any, m: Moves, p: int, begin: float, limit
 
     A request whose prefill is over is handed over: it may then be prefilled again on a decode
     machine if it is evicted there, or if its last prompt token is computed again. `source` and
-    `target` are the records of both workers.
+    `target` are the records of both workers. From now on both hold its KV (see the module's text).
     """
     tokens = r.cached
     r.handed = r.handed or r.decoding
@@ -138,7 +138,11 @@ def move(r: Any, source: Any, target: Any, m: Moves, p: int, begin: float, limit
 
 @njit(allocates=False)
 def leave(worker: Any, m: Moves, until: float) -> None:
-    """Free the KV that has moved from a worker by a time, and its seats."""
+    """Free the KV that has moved from a worker by a time, and its seats.
+
+    ``worker.leaving`` is the first of the linked list of its open moves, `m.next` the others; -1
+    ends it.
+    """
     previous, p = -1, worker.leaving  # `previous`: the last move that stays in the list, or -1
     # A short move may be over before a longer one that began earlier, so look at all open ones.
     while p >= 0:

@@ -5,6 +5,10 @@ shared code. A violation is returned as numbers, and `optsched.judge.batches` pu
 Requests, workers and batches are records of structured arrays. Compiled code passes a record on
 as one pointer, whereas it would count the references of every array in a named tuple of arrays.
 Import this module lazily, since it loads numba.
+
+In all functions `r` is the record of request i (fields: `LIFE` and `FIELDS`), `machine` that of
+worker w (`WORKER`), j the number of a batch and p that of an entry, an eviction or a move. `share`
+(s) and `moves` (m) are None where no prefixes are shared, or no KV may move.
 """
 
 from collections.abc import Sequence
@@ -288,7 +292,8 @@ def _evict(
 ) -> Breach:
     """Evict the requests that batch j evicts from its worker, or return the rule that forbids it.
 
-    A restart forgets the first token, which will be produced again.
+    Their KV is free at once, but ``free_at`` is raised in `_replay_batch`, once it is known when
+    the batch begins. A restart forgets the first token, which will be produced again.
     """
     n, w = requests.shape[0], columns.worker[j]
     for p in range(columns.evicted_offsets[j], columns.evicted_offsets[j + 1]):
@@ -326,7 +331,8 @@ def _read_given_start(start: float, earliest: float, origin: Origin) -> float:
 def _kv_while_idle(machine: Any, m: Moving, until: float) -> int:
     """Return the most KV that an idle machine holds up to a time, or 0 if none has come to it.
 
-    While it is idle KV only leaves, so it holds the most when that begins.
+    While it is idle KV only leaves, so it holds the most when that begins: at the end of its latest
+    batch, or when the latest move to it began. What has left by then is freed here.
     """
     idle_from = max(machine.began, machine.clock)
     # Without KV that came in, the machine holds what its latest batch left, which has been checked.
@@ -342,7 +348,8 @@ def _move_kv(requests: Any, machines: Any, batches: Any, p: int, m: Moves, rules
     """Let move p of a request's KV begin, or return the rule that forbids it.
 
     It begins after the request's latest batch, and not before what stands before it in the list of
-    its receiver. `rules`: the limits and the origin.
+    its receiver. `rules`: the limits and the origin. The request is at home on the receiver from
+    then on, but its KV is there only at the end of the move (``free_at``).
     """
     limits, origin = rules
     i, to = m.request[p], m.to[p]
@@ -394,14 +401,15 @@ def _claim(r: Any, i: int, j: int, tokens: int, share: Sharing) -> Breach:
     """
     input_tokens = r.prompt + r.produced
     if r.seen == j or r.done:
-        return FINE  # the entry itself is refused
+        return FINE  # it is twice in the batch, or done: `_check_entry` refuses it
     if tokens != 0 and r.home >= 0:
         return Breach(CLAIM_HOLDS, i, float(tokens), float(r.cached))
     if tokens < 0 or tokens % share.block != 0:
         return Breach(CLAIM_BLOCKS, i, float(tokens), float(share.block))
-    if tokens >= input_tokens:
+    if tokens >= input_tokens:  # the last token is computed, since it gives the next one
         return Breach(CLAIM_INPUT, i, float(tokens), float(input_tokens - 1))
-    if r.home < 0:  # it takes up KV, and may claim
+    # It takes up KV, and may claim: of what is `asked` for, its input, all but the last token.
+    if r.home < 0:
         r.cached = tokens
         r.reused += tokens
         r.asked += input_tokens
@@ -440,7 +448,11 @@ def _hold_blocks(
 def _check_entry(
     r: Any, i: int, c: int, place: tuple[int, int, int], limits: Limits, moves: Moving
 ) -> Breach:
-    """Check one entry: request i processes c tokens. `place`: batch, worker, the worker's role."""
+    """Check one entry: request i processes c tokens. `place`: batch, worker, the worker's role.
+
+    ``seen`` is its latest batch, ``missing`` how many of its predecessors have not ended, ``home``
+    the worker that holds its KV, or -1. Its times are checked in `_process`.
+    """
     j, w, role = place
     if r.seen == j:
         return Breach(DUPLICATE, i, np.nan, np.nan)
@@ -492,7 +504,10 @@ def _check_content(sums: Any, machine: Any, limits: Limits) -> Breach:
 def _process(
     r: Any, i: int, c: int, machine: Any, begin: float, end: float, limits: Limits
 ) -> Breach:
-    """Process c tokens of request i from ``begin`` to ``end``, or return why it cannot be then."""
+    """Process c tokens of request i from ``begin`` to ``end``, or return why it cannot be then.
+
+    KV is allocated, and the request's times, tokens and pauses are noted.
+    """
     if begin < r.release:
         return Breach(ARRIVAL, i, begin, r.release)
     if begin < r.free_at:
@@ -561,10 +576,11 @@ def _begin_of(
 ) -> tuple[Breach, float]:
     """Return FINE and when batch j begins, or the rule that it breaks and a time of no meaning.
 
-    `latest`: before then none of its requests may begin. `rules`: the origin and the moves.
-    `freed`: the KV that the batch evicts.
+    `latest`: before then none of its requests may begin (from `_read_entries`). `rules`: the origin
+    and the moves. `freed`: the KV that the batch evicts, which `_evict` has taken off already.
     """
     origin, moves = rules
+    # The end of its latest batch, and the start of that or of the latest move to it.
     begin = max(machine.clock, machine.began, latest)
     # A given start holds as it is, unless rounding alone puts it before the earliest moment.
     if not np.isnan(columns.start[j]):
@@ -609,7 +625,8 @@ def _read_entries(
     """Check the entries of batch j before any is processed, or return the rule that one breaks.
 
     Beside it are the batch's sums, and the time before which no batch of these requests begins:
-    their latest release, or end of a move. For `state`, `fixed` and `written` see `_replay`.
+    their latest release, or end of a move. For `state`, `fixed` and `written` see `_replay`. The
+    worker's extremes (x) and, if recorded, what was cached of each entry are written.
     """
     (requests, machines), limits = state, fixed[-1]
     batches, extremes, cached = written
@@ -659,14 +676,15 @@ def _replay_batch(
 ) -> Breach:
     """Replay batch j on its worker, or return the first rule that it breaks.
 
-    `state`, `fixed` and `written` are as in `_replay`.
+    `state`, `fixed` and `written` are as in `_replay`. In turn: evictions, a check of the entries,
+    the start, the entries, the KV at the end, and last what requests that end in it leave.
     """
     requests, machines = state
     costs, next_offsets, followers, origin, limits = fixed
     w, request, tokens = columns.worker[j], columns.request, columns.tokens
     machine, batch = machines[w], written[0][j]
     first, last = columns.batch_offsets[j], columns.batch_offsets[j + 1]
-    freed = machine.held
+    freed = machine.held  # before the evictions
     breach = _evict(requests, columns, j, machine, limits, share)
     if breach.rule != OK:
         return breach
@@ -708,7 +726,7 @@ def _replay_batch(
         if breach.rule != OK:
             return breach
 
-        held -= share.block * machine.twice
+        held -= share.block * machine.twice  # blocks held beyond the first of a name
         share.done[j].shared = share.block * machine.shared
 
     if held > machine.kv_capacity:
@@ -717,6 +735,7 @@ def _replay_batch(
         return Breach(MAX_RUNNING, -1, float(machine.running), float(machine.max_running))
 
     machine.clock = end
+    # What moves to it will look at: nothing has come to it since this batch began.
     machine.began, machine.latest, machine.came = begin, j, False
     machine.turns += 1
     batch.start, batch.end, batch.kv = begin, end, held

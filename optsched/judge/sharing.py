@@ -130,9 +130,9 @@ def release(s: Sharing, i: int, w: int, high: int, turn: int, machine: Any) -> N
     _names(s.tree, i, 0, high, s.names)
     for d in range(high):
         name = s.names[d]
-        holders = s.holders[w, name] - 1
+        holders = s.holders[w, name] - 1  # those that are left
         machine.twice -= holders > 0
-        machine.shared -= holders == 1
+        machine.shared -= holders == 1  # with one left the name is shared no more
         s.holders[w, name] = holders
         if holders == 0:
             s.last_held[w, name] = turn
@@ -143,7 +143,8 @@ def claim(s: Sharing, i: int, w: int, high: int, turn: int, machine: Any) -> int
     """Let request i claim its blocks ``d < high`` in the worker's batch `turn`, and hold them.
 
     Return the first block that nobody ever held, or -1. What others hold or compute in the batch is
-    held already. A block that nobody holds has been retained since somebody did.
+    held already (`hold`). A block that nobody holds has been retained since somebody did: it counts
+    in ``s.kept`` for the worker's batches between. Turns are numbered from 1; 0: nobody ever did.
     """
     high, missing = min(high, s.public[i]), -1  # -1: no block is missing
     _names(s.tree, i, 0, high, s.names)

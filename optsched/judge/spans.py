@@ -44,7 +44,8 @@ def events_of(columns: tuple[Ints, ...], recorded: Ints) -> Events:
     """Return the events of a schedule.
 
     `columns`: batch_offsets, request, tokens, evicted_offsets and evicted. `recorded`:
-    `optsched.judge.replay.Replayed.cached`, which is below 0 for prefills.
+    `optsched.judge.replay.Replayed.cached`, by entry what was cached before it, c, or -1 - c for a
+    prefill.
     """
     offsets, request, tokens, evicted_offsets, evicted = columns
     batches, none = np.arange(len(offsets) - 1), np.zeros_like(evicted)
@@ -88,8 +89,8 @@ class Spans(NamedTuple):
 def spans_of(events: Events, release: Floats, begin: Floats, end: Floats, worker: Ints) -> Spans:
     """Return the spans of all requests, sorted by request and start.
 
-    `begin`, `end`, `worker`: of each batch. Events of a phase that follow each other without a
-    break are one span.
+    `begin`, `end`, `worker`: of each batch; `release`: of each request. Times count from the first
+    arrival. Events of a phase that follow each other without a break are one span.
     """
     evictions = events.phase == EVICTED
     start = begin[events.batch]

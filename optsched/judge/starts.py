@@ -17,7 +17,8 @@ def judge_starts(
     """Judge uninterrupted runs in O(n log n), however far apart the arrivals are.
 
     Every running request gains a token per round, so KV rises between two completions and is
-    largest at a completion. Tokens per round are largest where a prefill starts.
+    largest at a completion. Tokens per round are largest where a prefill starts. The events are the
+    starts and completions in order, and arrays by interval have one entry from each to the next.
     """
     if len(machines) > 1:
         raise InputError(
@@ -27,7 +28,7 @@ def judge_starts(
 
     released, first = _check_starts(instance, starts), int(instance.first_arrival)
     prompt, output = instance.prompt_tokens, instance.output_tokens
-    starts = starts - first
+    starts = starts - first  # as all times below count from the first arrival
     finish = starts + output
     events = np.unique(np.concatenate([starts, finish]))
     rank_start, rank_finish = np.searchsorted(events, starts), np.searchsorted(events, finish)
@@ -42,7 +43,8 @@ def judge_starts(
         return total[:-1]
 
     # After the events up to time t, running requests hold sum(s - k) + (t + offset - 1) * count
-    # while they produce a token in round t: start k adds (s - k, 1) to all rounds in (k, k + o].
+    # while they produce a token in round t: a start at k, of prompt s and output o, adds s - k to
+    # `base` and 1 to `count` for all rounds in (k, k + o].
     count = np.cumsum(at_events((rank_start, 1), (rank_finish, -1)))
     base = np.cumsum(at_events((rank_start, prompt - starts), (rank_finish, starts - prompt)))
     kv_end = (base + (end + instance.kv_offset - 1) * count).astype(np.int64)
@@ -50,6 +52,7 @@ def judge_starts(
     if not instance.kv_by_token:
         kv_end, volume = _kv_held(instance, starts, end), _kv_volume(instance)
 
+    # By interval, the requests that start with it, and their prompt tokens.
     new, prefill = at_events((rank_start, 1)), at_events((rank_start, prompt))
     # Within an interval KV is largest in the last round, and everything else in the first.
     first_round, last = begin + first + 1, end + first
@@ -101,7 +104,10 @@ def judge_starts(
 
 
 def _check_starts(instance: Instance, starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Check that each request has a start from which it may run; return the releases."""
+    """Check that each request has a start from which it may run.
+
+    Return the releases, since the first arrival.
+    """
     if not instance.in_rounds:
         raise InputError(
             "schedule.kind: found 'starts' for an instance in seconds; expected 'batches'"

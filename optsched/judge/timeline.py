@@ -341,7 +341,7 @@ class Timeline:
         on_worker = self.batch_worker[moment // 2] == worker
 
         def held_at(moments: NDArray[np.int64]) -> NDArray[np.int64]:
-            """Return the KV of each group up to some moments, a row for each moment."""
+            """Return the KV of each group up to some moments (`spans.Changes`), a row for each."""
             # A change goes to the row of the first moment that is not before it, and to a last row
             # if it is after all of them. That one is left out.
             row = np.searchsorted(moments, moment[on_worker]) * len(labels)
@@ -403,7 +403,7 @@ def timeline(
 
     judged = evaluate(problem, schedule) if evaluation is None else evaluation
     check_kind("evaluation", judged, Evaluation, "an optsched.Evaluation")
-    first: Any = instance.first_arrival
+    first: Any = instance.first_arrival  # all times below count from it, up to the last statement
     begin = judged.clock.batch_start.astype(np.float64)
     end = judged.clock.batch_end.astype(np.float64)
     if schedule.kind == "starts":

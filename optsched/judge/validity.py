@@ -23,8 +23,8 @@ WORDS = {
 def warn_outside(machines: Sequence[Machine], extremes: Any) -> None:
     """Warn of each cost model whose range of validity a schedule leaves.
 
-    ``extremes`` has a record for each worker (`optsched.judge.replay.EXTREMES`). The place is the
-    line that called this package, so Python shows a text once for each such line.
+    ``extremes`` has a record for each worker (`optsched.judge.replay.EXTREMES`). The warning names
+    the line that called this package, so Python shows a text once for each such line.
     """
     # The first frame outside this package.
     caller = sys._getframe()

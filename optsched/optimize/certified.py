@@ -20,7 +20,8 @@ _STARTS_S = 20.0
 def certificate_of(interval: Interval, wanted: bool) -> tuple[dict[str, Any] | None, str | None]:
     """Return the certificate of an interval, or None and the reason.
 
-    In seconds it is made of the best proof that the checker accepts.
+    In seconds it is made of the best proof that the checker accepts, which takes time, and so only
+    if it is ``wanted``.
     """
     task, goal = interval.task, interval.goal.name
     known = interval.certificate

@@ -91,8 +91,10 @@ def narrow(
     if exact is not None and exact.name in _SEARCHES:
         exact = None
 
-    # A bound is known by the name of the method alone.
+    # Whose bound it is said to be: formulation and method or, with `certify`, the method alone,
+    # for which "" stands (`accept`).
     origin = "" if exact is None or certify else f"{exact.model.name} ({exact.name})"
+    # Without time, only the bounds that take no search run.
     prove(interval, Budget(0.0, stop=budget.stop), seed=seed)
     # A first run of the exact method, briefly, unless certificates come first.
     if exact is not None and not (certify or budget.over or interval.closed):
@@ -110,6 +112,7 @@ def narrow(
     # Where completions do not decide, pauses may gain, and the total says less.
     has_ramp = has_dual and interval.goal.name in COMPLETIONS
     has_ramp = has_ramp and suits_ramp(instance) and not is_limited(instance)
+    # The exact method may be the ramp relaxation itself, which runs as a bound below.
     is_ramp = has_ramp and exact is not None and exact.name == "ramp"
     exact_follows = exact is not None and not is_ramp and not tried.is_final
 
@@ -164,6 +167,7 @@ def _run_exact(
     limited = instance.in_rounds and is_limited(instance)
     if exact.model.leaves_out(exact.task) and not limited:
         of_formulation = Interval(exact.task, interval.budget)
+        # Its progress is reported only where its answer ends the search (`settle`).
         of_formulation.history = interval.history if settle else History()
         of_formulation.trees, of_formulation.certifies = interval.trees, interval.certifies
         if interval.general is not None:
@@ -227,7 +231,8 @@ def _raise_bound(interval: Interval, seed: int, certify: bool, more_follows: boo
     """Raise the bound, then search for schedules where there is a search.
 
     If a certificate is wanted and no bound so far has a proof for one, all bounds that carry
-    certificates run, even if no time is left.
+    certificates run, even if no time is left. ``more_follows``: whether policies or an exact method
+    run after this, which need some of the time.
     """
     budget, may_search = interval.budget, can_search(interval)
     prove(interval, budget.part(_BOUNDS if more_follows or may_search else 1.0), seed=seed)

@@ -65,6 +65,7 @@ def prove(interval: Interval, budget: Budget, method: str = "auto", *, seed: int
     Once no time is left, only a method given by name, or bounds without a search, still run.
     """
     known = None if interval.incumbent is None else interval.incumbent.schedule
+    # Prices start from the completions of a schedule that is quickly made.
     question = BoundTask.of(interval.task, known=known, seed=seed, completions=completions)
     part = Budget(budget.left_s, stop=budget.stop, progress=interval.merge_progress)
 

@@ -82,6 +82,7 @@ class Geometric:
             self._phase[i] += 1
 
         # `last`: also requests with one prompt token left, whose KV came from another machine.
+        # `staying`: the tokens of those that go on, by request.
         staying = {i: c for i, c in decode_all(view, last=True).items() if i not in at_end}
         evicted, running = at_end.copy(), [i for i in view.running if i not in at_end]
         while kv_after(view, staying, evicted) > view.kv_capacity:
@@ -130,13 +131,15 @@ class Geometric:
 
         The first that is not due or does not fit ends the admissions. In batch b of the phase,
         from 0, the j-th start is due if j T < (b + 1) K, with slices of T tokens and a width of K.
+        `tokens`: the batch so far. `line`: who may start, in order.
         """
         length = self._slice(self._now)
         # If nothing runs, since outputs were short, the next start need not wait: skip batches.
         if not running:
             self._batch = max(self._batch, self._starts * length // self._width)
 
-        # Starts of earlier batches for which nobody was there, or fitted, are over.
+        # Starts of earlier batches for which nobody was there, or fitted, are over (T, b and K of
+        # the text above are `length`, `_batch` and `_width`).
         self._starts = max(self._starts, self._batch * self._width // length)
         for i in line:
             due = self._starts * length < (self._batch + 1) * self._width

@@ -171,7 +171,7 @@ def fits_to_the_end(view: View, requests: Iterable[int]) -> bool:
     requests : iterable of int
         The requests that would run, whether they run or wait now.
     """
-    left = {i: math.ceil(view.remaining[i]) for i in requests}
+    left = {i: math.ceil(view.remaining[i]) for i in requests}  # tokens, and so batches
     # In the k-th batch from now a request comes to ``size + k`` cached tokens.
     size = {i: view.rest(i) + int(view.cached[i]) - 1 for i in left}
     return all(

@@ -45,6 +45,7 @@ class PoolWorkers(MixedWorkers):
             raise UsageError("pools: found an instance with shared prefixes; expected one without")
 
         self.link, self.reserve = pools.link or Link(), reserve
+        # `prefill`: the numbers of the prefill machines.
         self.prefill, self.left_at = set(pools.having("prefill")), np.full(job.instance.n, np.inf)
         # Shorter prompts begin on decode machines, if there are some.
         below = pools.deflect_below if pools.having("decode") else 0
@@ -104,7 +105,8 @@ class PoolWorkers(MixedWorkers):
                 self.keep(self.prefill_worker[i], i, -1, now)
             elif event.moves:
                 self.on_room(event.request, event.time)
-            elif event.time < self.finish[event.request]:  # its prefill has ended
+            # Its prefill has ended, and its last token is still to come.
+            elif event.time < self.finish[event.request]:
                 self.hand_over(event.request, event.time)
             elif watch:
                 return event
@@ -154,8 +156,8 @@ class PoolWorkers(MixedWorkers):
         if not self.moves:
             return super().schedule()
 
-        problem, parts = self.job.problem, [p._replace(off_default=True) for p in self.parts()]
         # `off_default` makes `joined` state every start, since moves lie between starts.
+        problem, parts = self.job.problem, [p._replace(off_default=True) for p in self.parts()]
         schedule = joined(self.job, self.mode, parts)
 
         # Times stand as in the schedule, so that moves and batches compare exactly.

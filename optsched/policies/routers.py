@@ -118,7 +118,8 @@ class Router:
     def place_in(self, job: Job, finish: NDArray[np.float64], workers: int) -> Place:
         """Return a function that sends each request to a worker: by turn, key or least load.
 
-        `finish`: when each request has left the workers, as far as it is known.
+        `finish`: when each request has left the workers, infinite while it is unknown. The workers'
+        simulation writes it as it goes on, and the function reads it at each arrival.
         """
         if self.fixed:
             return self.by_turn(job.instance, workers)
@@ -142,6 +143,7 @@ class Router:
             # A weight's row is that of the worker's machine, or 0 where one row stands for all.
             load_of_each = weights[worker_of[unfinished] % len(weights), unfinished]
             loads = np.bincount(worker_of[unfinished], load_of_each, workers).astype(np.float64)
+            # Of the requests on a worker whose KV it can use, the one of the largest worth counts.
             if reusable is not None:
                 gains = np.zeros(workers)
                 for j, tokens in reusable(i):

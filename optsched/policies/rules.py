@@ -202,9 +202,11 @@ class Rules(Runner):
         evicts_latest = self.overflow == "evict_latest"
         evicts_shortest = self.overflow == "evict_shortest"
         keeps_place, draws = self.requeue == "order", self.ties == "random"
+        # For "all", where waiting and running requests stand in one line, by `order` alone.
         one_line = keeps_place and len(groups) == 1
         sorts_anew = self.gather > 1 or self.order in ANEW
         caches = self.caching != "none"
+        # Evictions take place only while a batch is formed.
         plain = evicts_latest and not self.promote
         steady = not (self.promote or all_in_one or draws)
         may_draw = self.order in ("output", "random") and keeps_place
@@ -313,6 +315,7 @@ class Rules(Runner):
         fields = prefills.CACHE_FIELDS if caching else prefills.REQUEST_FIELDS
         requests = common.new_requests(instance, fields)
         requests["estimate"] = requests["second"] = predicted
+        # A request that is promoted has its upper prediction as the second estimate.
         if rules.promote:
             requests["second"] = estimates(instance, "upper", rules.margin)[0]
 
@@ -330,7 +333,7 @@ class Rules(Runner):
         state = rules._state(job)
         # Only then does the loop look for requests that are past their estimates.
         state["short"] = (predicted < instance.output_tokens).any()
-        # The group of a request is named by its first request.
+        # The group of a request, for `gather`, is named by its first request.
         if state[0].sorting != prefills.RANKED:
             mates = rules.mates(instance)
             _, first, group = np.unique(mates, return_index=True, return_inverse=True)
@@ -342,7 +345,10 @@ class Rules(Runner):
         return requests, state, limits
 
     def _state(self, job: Job) -> Records:
-        """Return the state of the loop before the first batch, with what these rules say."""
+        """Return the state of the loop before the first batch, with what these rules say.
+
+        Words become their places in `Group`, `Admission` and `Overflow`, for compiled code.
+        """
         from optsched.judge.life import UNLIMITED
         from optsched.policies.engine import common, prefills
 
@@ -362,7 +368,7 @@ class Rules(Runner):
         state["sorting"] = prefills.IN_GROUPS if self.gather > 1 else prefills.RANKED
         if self.order in ANEW:
             state["sorting"] = prefills.BY_RATIO
-        state["cleared_at"] = -1
+        state["cleared_at"] = -1  # nobody has been cleared (`evictions._count_clearing`)
         batch = self.max_batch_tokens or UNLIMITED
         if self.cheap and isinstance(job.cost, BatchCost):
             batch = min(batch, job.cost.cheap_tokens or UNLIMITED)
@@ -398,7 +404,11 @@ class Rules(Runner):
         return np.zeros(instance.n, dtype=np.int64)
 
     def begin(self, job: Job, workers: int) -> Workers:
-        """See `Runner.begin`. The loop is in `optsched.policies.engine.rules`."""
+        """See `Runner.begin`. The loop is in `optsched.policies.engine.rules`.
+
+        Beside the records it has for each worker a generator and, where prefixes are cached, a
+        cache; None: nothing is cached.
+        """
         from optsched.policies.engine import blocks, common, rules as loop
 
         rules = self.on(job.instance)[0]

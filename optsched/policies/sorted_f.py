@@ -120,11 +120,11 @@ def _smallest_f(
 def _by_dynamic_program(
     size: NDArray[np.int64], output: NDArray[np.int64], capacity: int, items: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return the set of smallest F.
+    """Return the set of smallest F. `items`: the requests, in descending output.
 
     ``best[k, s]`` is the min sum of outputs of k requests of total size s, of those so far in
-    descending output, such that each prefix fits. ``takes[step, k, s]``: whether the set with
-    this value contains the request of the step.
+    descending output, such that each prefix fits; infinite: no set. ``takes[step, k, s]``: whether
+    the set that the step found for (k, s) contains the step's request.
     """
     n = items.size
     best = np.full((n + 1, capacity + 1), np.inf)
@@ -134,6 +134,7 @@ def _by_dynamic_program(
 
     for step, i in enumerate(items.tolist()):
         own_size, own_output = int(size[i]), int(output[i])
+        # Of k - 1 requests of size s - own_size; in the arrays below k counts from 1.
         with_it = best[:-1, : capacity + 1 - own_size] + own_output
         # As the k-th one it has the least output so far: it ends a prefix, whose sum must fit.
         fits = np.arange(own_size, capacity + 1)[None, :] + count * own_output <= capacity
@@ -159,7 +160,10 @@ def _by_dynamic_program(
 def _by_prefixes(
     size: NDArray[np.int64], output: NDArray[np.int64], capacity: int, items: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return the prefix of smallest F of three orders: by output, by peak and by KV volume."""
+    """Return the prefix of smallest F of three orders: by output, by peak and by KV volume.
+
+    `items`: the requests that fit alone.
+    """
     best, chosen = np.inf, items[:0]
     volume = size * output + output * (output + 1) // 2
     for key in (output, size + output, volume):

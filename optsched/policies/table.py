@@ -74,8 +74,8 @@ def _inherited(row: Mapping[str, Any]) -> Mapping[str, Any]:
 def _maker(row: Mapping[str, Any]) -> Callable[..., Rules | Windows]:
     """Return a function that makes a policy from the values that may be set.
 
-    They are fields, ``may``, and ``words``, each of which sets several fields at once: to values of
-    the row, or where these are "=" to its own.
+    ``may`` names all of them. They are fields, or ``words``, each of which sets several fields at
+    once: to values of the row, or where these are "=" to its own.
     """
     default, keyword_only = _made_of(row), inspect.Parameter.KEYWORD_ONLY
     hints, words = get_type_hints(type(default)), row.get("words", {})

@@ -76,6 +76,7 @@ class Trail(Runner):
         requests["place"][np.lexsort((ids, view.arrival[ids]))] = np.arange(n)
         remaining = view.remaining if self.refine else view.predicted - view.generated
         requests["key"] = np.maximum(1.0, remaining[ids])  # nobody is done, so one is left
+        # Who has produced a share c of its first prediction is not preempted any more.
         shielded = requests["produced"] >= np.floor(self.c * view.predicted[ids])
         shielded[running:] = False  # a request that waits has been preempted, or is new
         requests["band"] = np.where(shielded, loop.SHIELDED, loop.PREEMPTIBLE)

@@ -112,7 +112,7 @@ class VllmV1(Runner):
         state["reserve"] = self.scheduler_reserve_full_isl
         state["interval"] = self.prefill_schedule_interval
         state["order"] = get_args(Queue).index(self.policy)
-        caches: Sequence[blocks.Store] = [None]  # one for all workers
+        caches: Sequence[blocks.Store] = [None]  # nothing is cached, for all workers
         if caching:
             kept = (limits.max_running, (self.eviction, self.ttl))
             caches = blocks.caches_of(instance, requests, state, workers, *kept, self.merge_blocks)

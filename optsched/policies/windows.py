@@ -71,6 +71,7 @@ class Windows(Runner):
         requests["total"] = estimates(instance)[0]
         limits = limits_of(instance, mode)._replace(chunked=False)
         forecast = forecast_of(instance)
+        # `every`: tokens between predictions.
         every, order = int(forecast.every), loop.ORDERS[self.order]
         # In a batch of decodes each takes a token, and each holds KV.
         size = min(self.batch_size, limits.max_batch_tokens, limits.max_running)

@@ -163,7 +163,7 @@ class Workers:
     def __init__(self, job: Job, count: int) -> None:
         self.job, self.count = job, count
         self._events: list[tuple[float, int, Event]] = []  # a heap of those that lie ahead
-        self._count = 0
+        self._count = 0  # events so far: of those at the same time, the first noted comes first
         self.kept = (0, 0)
 
     def keep(self, worker: int, request: int, sign: int, at: float) -> None:
@@ -224,7 +224,7 @@ class Workers:
 
             return None
 
-        blocked: set[int] = set()
+        blocked: set[int] = set()  # workers that cannot go on in this call
         while True:
             limit = min(until, self._events[0][0]) if self._events else until
             clocks = sorted((self.clock(w), w) for w in range(self.count) if w not in blocked)
@@ -247,7 +247,8 @@ class Workers:
         if self._events and self._events[0][0] <= until:
             return heappop(self._events)[-1]
         if math.isinf(until):
-            Workers.advance(self, until)  # nothing else can come, so blocked workers are stuck
+            # Nothing else can come, so blocked workers are stuck: their loops note it now.
+            Workers.advance(self, until)
 
         return None
 
@@ -328,7 +329,7 @@ def hand_out(workers: Workers, job: Job, place: Place, *, in_steps: bool = True)
         workers.advance(math.inf)
         return workers.schedule()
 
-    missing = sessions.count.tolist()
+    missing = sessions.count.tolist()  # by request, its predecessors that have not ended
     while True:
         now = coming[0][0] if coming else math.inf
         event = workers.advance(now, watch=True)
@@ -345,7 +346,10 @@ def hand_out(workers: Workers, job: Job, place: Place, *, in_steps: bool = True)
 
 
 def joined(job: Job, mode: EvictMode, parts: Sequence[Part]) -> Schedule:
-    """Return the schedule of workers: their batches sorted by start, ties by worker."""
+    """Return the schedule of workers: their batches sorted by start, ties by worker.
+
+    `mode`: what an eviction loses. `parts`: one for each worker, in their order.
+    """
     problem = job.problem
     # Where some workers claim cached tokens, the others claim 0.
     claims = ["reused"] if any(part.reused is not None for part in parts) else []

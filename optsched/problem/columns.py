@@ -89,7 +89,8 @@ def _column(
 ) -> NDArray[Any]:
     """Check values as a whole where they are plain numbers, and else one by one.
 
-    Errors call an entry `item` and its number, or what `item` returns for the number.
+    Errors call an entry `item` and its number, or what `item` returns for the number. `limits`: the
+    smallest and the largest number allowed. `whole`: whether they have to be integers.
     """
     array = _flat(values, field_name, whole)
     low, high = limits

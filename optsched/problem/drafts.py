@@ -72,7 +72,8 @@ def runs_of(
     """
     runs = []
     for i, o in enumerate(output.tolist()):
-        # Where runs end, in tokens after the first, whether or not the output is as long.
+        # Where runs end, in tokens after the first, whether or not the output is as long: with all
+        # accepted every k + 1 tokens, up to the first that is at the end or behind it.
         if accepted is None:
             ends = np.arange(drafts + 1, o + drafts, drafts + 1)
         else:

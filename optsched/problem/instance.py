@@ -264,7 +264,7 @@ class Instance:
         check_choice(self.kv_accounting, "kv_accounting", ("generated", "cached"))
         if not isinstance(self.name, str):
             raise InputError(f"name: found {self.name!r}; expected a string")
-        for switch in SWITCHES:
+        for switch in SWITCHES:  # hybrid_batching and chunked_prefill
             value = getattr(self, switch)
             if value is not None and not isinstance(value, (bool, np.bool_)):
                 raise InputError(f"{switch}: found {value!r}; expected true, false or null")

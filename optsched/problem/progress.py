@@ -70,7 +70,7 @@ class LiveLine:
 
         if is_first_call:
             self._done_before, self._began_s = done, now_s
-            if not self._on:
+            if not self._on:  # only a terminal shows that nothing is done yet
                 return
 
         pace, elapsed_s = "", now_s - self._began_s

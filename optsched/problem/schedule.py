@@ -368,6 +368,7 @@ def check_columns(schedule: Schedule) -> tuple[NDArray[np.int64], ...]:
     # Columns of offsets, and the length of the column that each of them cuts into parts.
     cuts = [("batch_offsets", offsets, len(request))]
     cuts.append(("evicted_offsets", evicted_offsets, len(evicted)))
+    # `MOVES`: moved_offsets, moved and moved_to. They come together or not at all.
     present = [getattr(schedule, name) is not None for name in MOVES]
     moves = 0
     if any(present) or schedule.moved_start is not None:

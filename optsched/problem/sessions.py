@@ -124,7 +124,8 @@ class Sessions:
 
     def precedes(self, i: int, k: int) -> bool:
         """Return whether request k is i, or is released only after i has ended."""
-        # In a line each request comes after the one before it, and `order` has them so.
+        # `_place` is that in `order`, where each request is behind its predecessors. In a line each
+        # comes after the one before it.
         if self.line[i] == self.line[k]:
             return self._place[i] <= self._place[k]
 

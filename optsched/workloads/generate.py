@@ -171,7 +171,8 @@ def _jaillet_model_1(rng: Generator, values: Any) -> Instance:
 
 @_generator("jaillet-model-2")
 def _jaillet_model_2(rng: Generator, values: Any) -> Instance:
-    # All are drawn in any case, so that giving one does not change what is drawn next.
+    # The KV capacity, the rounds in which requests arrive, and arrivals per round: all are drawn in
+    # any case, so that giving one does not change what is drawn next.
     capacity, horizon = int(rng.integers(30, 51)), int(rng.integers(40, 61))
     rate = float(rng.uniform(0.5, 1.5))
     capacity, horizon = values.kv_capacity or capacity, values.horizon or horizon

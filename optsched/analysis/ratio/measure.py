@@ -260,6 +260,7 @@ class _Plan:
         """
         row = Ratio(label, number, problem.instance.name, None)
         try:
+            # `outside`: why a schedule has no value, or is outside the model of the reference.
             value, outside = self._value(number, problem, spec, self.seeds)
         except (InputError, UsageError):
             raise  # the question is wrong, and not this policy

@@ -193,6 +193,7 @@ def worst_case(
     )
     with interrupts_noted() as interrupted, LiveLine(wanted=progress is True) as line:
         try:
+            # Each climb adds a quotient and its instance to `best`, where the largest is first.
             search.climb()
             while search.goes_on(search.best[0][0]):
                 search.climb()
@@ -206,7 +207,7 @@ def worst_case(
         if stop is not None and stop.is_set():
             deadline = started
 
-        # What is worst with the coins of the search has a smaller mean with others.
+        # What is worst with the coins of the search (0 above) has a smaller mean with others (1).
         other_runs = [[seed, 1, run] for run in range(seeds)]
         kept = None if store is None else Optima(Path(store))
         worst = _solve_best(search, other_runs, deadline, interrupted, kept)
@@ -218,9 +219,10 @@ def worst_case(
 class _Search:
     """A local search for instances with large quotients, and the best ones that it has found.
 
-    `draw`: returns a first instance. `change`: returns one that is a step away. `until`: when the
-    search ends, in seconds of work. `enough`: the quotient at which it ends, too. `report`: shows
-    the best quotient and how many were tried.
+    `runs`: the seeds of the policy's runs on each instance. `draw`: returns a first instance.
+    `change`: returns one that is a step away. `until`: when the search ends, in seconds of work.
+    `enough`: the quotient at which it ends, too. `report`: shows the best quotient and how many
+    were tried.
     `best`: quotients with their instances, one of each climb, the largest first.
     """
 
@@ -319,7 +321,10 @@ def _solve_best(
 def _solve(
     problem: Problem, policy: str | Scheduler, runs: Runs, time_limit_s: float, store: Optima | None
 ) -> WorstCase:
-    """Solve an instance, and return it with its ratio."""
+    """Solve an instance, and return it with its ratio.
+
+    `runs`: the seeds for the policy's mean value. `store`: a folder of optima, or None.
+    """
     name, goal = label_of(policy), problem.goal
     value = _mean_value(problem, policy, runs)
     _, schedule = quick_value(problem)
@@ -365,7 +370,7 @@ def _changed(instance: Instance, rng: Generator) -> Instance:
     """Return the instance with one or two requests changed; it keeps intervals of predictions."""
     columns = (instance.release_times, instance.prompt_tokens, instance.output_tokens)
     arrival, prompt, output = (column.copy() for column in columns)
-    # Prompt and output of a request that fits sum to at most this.
+    # Prompt and output of a request that fits sum to at most this: s + o - 1 + kv_offset <= M.
     capacity = instance.kv_capacity - instance.kv_offset + 1
     if not instance.in_rounds:  # in ticks
         arrival = np.rint(arrival * _TICKS).astype(np.int64)

@@ -217,10 +217,11 @@ class _ChordEnds:
     def add(self, count: int, begins: Sequence[int], end: _End, parts: int = 0) -> None:
         """Add half of ``count`` tokens over 2**parts for each of the moments that they begin at.
 
-        ``begins`` are in ticks from the first arrival. The square root below is of
-        4 p2 w f Theta, ``square`` and ``divisor`` but for p2, and ``due`` is Theta w_0. An end adds
-        to ``pays`` what is the same for all of its moments, in the order of `kernel.min_costs`, to
-        ``times`` how many moments these are, and to ``waits`` a row for each.
+        ``begins`` are in ticks from the first arrival. The square root below is of 4 p2 w f Theta,
+        which is ``square / divisor`` times the square of the integer in `Prices.root`, and
+        ``due / latest`` is Theta w_0, in ticks. An end adds to ``pays`` what is the same for all of
+        its moments, in the order of `kernel.min_costs`, to ``times`` how many moments these are,
+        and to ``waits`` a row for each.
         """
         theta, later, paid, work, fixed, low = end
         # ``highest`` are those of p1, p2 and the root of p2, times 2**shift.

@@ -10,7 +10,8 @@ is a minorant up to h if every batch that fits the machine and lasts at most h h
 prefill tokens C, the KV cached before them H, the decodes n and their mean KV kv = K / n.
 
 D is the KV held after the batch, and Q the sum of the prefill tokens' positions in their prompts.
-The machine has the KV capacity M (``room``), and no request has more than L tokens (``longest``).
+The machine has the KV capacity M (``room``), and limits on a batch's ``tokens`` and on its requests
+(``seats``). No request has more than L tokens (``longest``).
 A decode adds 1 + offset to offset + block tokens of KV (``min_extra``, ``max_extra``).
 `optsched.bounds.checker.batches` says what is known of a batch and of its time.
 
@@ -68,9 +69,9 @@ def witnesses(
     """Return by how much vectors must be divided to be minorants, and batches that show it.
 
     ``vectors`` has a row of `TERMS` numbers each. The number of each vector is at most the share
-    ``within`` above the least one. Its batch nearly reaches it. It is its contents n, K, D, C and Q
-    and its time, or 0 where none was looked at. Only batches that last ``until`` seconds at most
-    count, by vector or for all. `check` is called now and then, and may raise.
+    ``within`` above the least one. Its batch, which nearly reaches it, has n, K, D, C, Q and the
+    time, or 0 where none was looked at. Only batches that last ``until`` seconds at most count, by
+    vector or for all. `check` is called now and then, and may raise.
     """
     rows = np.ascontiguousarray(vectors, np.float64)
     # Ratios begin next to 0, and are raised to what batches show and boxes need. In the end they
@@ -196,13 +197,14 @@ def _tighten(batches: Any, box: Floats) -> bool:
     # What one limit cuts off may let another one cut more, so there are two rounds. Factors of
     # 1 + 1e-12 are for rounding.
     for _ in range(2):
+        # The KV that the lows leave.
         spare = batches.room * (1 + 1e-12) - box[0] - box[2]
         if box[4] > 0:
             spare -= box[4] * (box[6] + batches.min_extra)
         if spare < 0:
             return False
 
-        # KV beside all lows is for one of C and H alone; H is also at most what each prefill that
+        # It is for one of C and H alone; H is also at most what each prefill that
         # has a seat and a token can have cached.
         box[1] = np.floor(min(box[1], batches.tokens - box[4], box[0] + spare))
         box[3] = np.floor(min(box[3], box[2] + spare))
@@ -240,6 +242,7 @@ def _fill_corners(batches: Any, box: Floats, corners: Floats) -> tuple[float, fl
         # nodes of the cell, one axis after another.
         axis, i = axes[d], _cell_of(axes[d], box[2 * d])
         cell[d], width = i, axes[d][i + 1] - axes[d][i]
+        # At each end of the side, how much the low and the high node of the cell count.
         for end in range(2):
             x = box[2 * d + end]
             weight[d, end, 0], weight[d, end, 1] = (axis[i + 1] - x) / width, (x - axis[i]) / width
@@ -262,8 +265,8 @@ def _fill_corners(batches: Any, box: Floats, corners: Floats) -> tuple[float, fl
                 time[j | (1 << d)] = weight[d, 1, 0] * low + weight[d, 1, 1] * high
 
     # Times by tokens and by requests are replaced by lines below them, which are linear in C and n
-    # (docstring, A box).
-    # Tokens are C + n. Times by requests hang on n, with prefills or without.
+    # (docstring, A box). Tokens are C + n (`Batches.dense`). Times by requests hang on n, with
+    # prefills (``beside``) or without (``alone``).
     first = box[0] + box[4]
     start, slope, below = _fit_line_below(
         batches.dense, first, max(first, min(box[1] + box[5], batches.tokens))
@@ -292,8 +295,9 @@ def _is_proved(batches: Any, corners: Floats, vector: Floats, ratio: float, over
     A multiplier is searched for under which all corners do: lambda is ``price`` up to k, and
     beyond it mu is what ``price`` is more. The excess at the worst corner is convex in the price.
 
-    ``corners`` are those of `_fill_corners`. ``over[j]`` gets what corner j has over the time under
-    the last multipliers, and ``over[16]`` their size: the larger of k and the price.
+    ``corners`` are those of `_fill_corners`, and ``vector`` is (phi, a, b, k, g, d). ``over[j]``
+    gets what corner j has over the time under the last multipliers, and ``over[16]`` their size:
+    the larger of k and the price.
     """
     # What d Q has over the time's squares and products. Where that is above 0, their sums are taken
     # at their most, C (C - 1) and C H; else at their least, where they add nothing (`batches`).
@@ -347,7 +351,8 @@ def _is_proved(batches: Any, corners: Floats, vector: Floats, ratio: float, over
         else:
             return False
 
-        # Bisection; before an upper end is known, the price is doubled.
+        # Bisection; before an upper end is known, the price, which may be 0, is doubled and b + k
+        # added.
         price = (low + high) / 2 if high < np.inf else 2 * price + vector[2] + vector[3]
 
     return False
@@ -374,8 +379,9 @@ def _raise_ratio(
         # The time itself, and not the lines below it: the grid's (8), by tokens and by requests.
         time = corners[j, 8] + _value_at(batches.dense, chunk + n)
         time += _value_at(batches.beside if chunk > 0 else batches.alone, n)
-        # As in `_is_proved`: sums of squares and products are at their most where the vector pays
-        # more for them than they cost in time. Else they are left out of both.
+        # D (``after``) is the less of its two limits. As in `_is_proved`: sums of squares and
+        # products are at their most where the vector pays more for them than they cost in time.
+        # Else they are left out of both.
         after, squares = min(corners[j, 4], corners[j, 5]), 0.5 * chunk * (chunk - 1)
         curve = max(0.0, vector[5] / 2 - ratio * batches.square)
         tilt = max(0.0, vector[5] - ratio * batches.cross)
@@ -464,6 +470,8 @@ def _scan_boxes(
             at[0] += 1
             at[1] = 1
 
+        # The last box at hand is taken off the stack; if it is split, its row (``size``) gets the
+        # first half. Steps are counted roughly: 20 for its corners, and 10 for each vector.
         at[1] -= 1
         size = at[1]
         box, unproved = stack[size], 0

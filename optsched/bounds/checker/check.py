@@ -195,7 +195,10 @@ def _prove_by_prices(
 
 
 def _kv_in_blocks(columns: Columns, starts: list[int], t: int) -> int:
-    """Return the tokens of the whole blocks that requests hold at the end of round t."""
+    """Return the tokens of the whole blocks that requests hold at the end of round t.
+
+    One of start k runs in the rounds k + 1 to k + o, and holds q + t - k.
+    """
     tokens = (
         s + columns.offset - 1 + t - k
         for s, o, k in zip(columns.prompt, columns.output, starts, strict=True)

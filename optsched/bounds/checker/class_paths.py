@@ -118,6 +118,7 @@ def paths_value(
             times = part.arrival[i], first, first + m * shortest
             # No growth of own work is added, and no shares follow: zeros.
             rows.append((*path_row(times, m, width, 0), 0, 0))
+            # Of the prefill, then of the m later tokens.
             charges = prefill_charges(classes, reference, s), [min_charge(b, s) for b in classes]
             tables.append(
                 [

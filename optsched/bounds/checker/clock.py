@@ -102,7 +102,7 @@ def table_of(part: Part) -> tuple[Ints, int, int]:
     rows = [_row_of(part, request) for request in part.requests]
     longest = max(row[1] for row in rows) + fixed
     top = part.arrival[-1] + n * (n + 3) * longest  # in a round of `node_value` each may wait
-    # What each may get of others' exclusive work: x, r D and the exclusive part of one token.
+    # What each may get of others' exclusive work: x, the exclusive part of one token and r D.
     top += n * max(row[0] + row[3] + row[4] for row in rows)
     shift = max(0, top.bit_length() - _TOP)
     columns = [

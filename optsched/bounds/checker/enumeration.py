@@ -183,6 +183,7 @@ def _find_slot(key: Any, unplaced: Bytes, row: int, less: int, more: int, layer:
     """
     by_set, keys, slots = layer.unplaced, layer.key, layer.slots
     last = np.uint64(len(slots) - 1)  # a power of two less one, so that & takes a remainder
+    # Keys are sums of random codes (`Sizes.code`), so any of their bits will do.
     slot = (key >> np.uint64(7)) & last
 
     while slots[slot] >= 0:
@@ -238,7 +239,8 @@ def _follow_label(e: int, s: int, m: int, making: Making) -> int:
 
     Ways are followed one after another: a row of ``stack`` has the node to go on from, the rounds
     passed since the label, the clock or -1, and the label's tokens from then on. ``column`` has by
-    group the table's column for what is left, and ``after`` by kind the set after placing it.
+    group the table's column for what is left, and ``after`` by kind the set after placing it, or
+    -1 if not known yet. Placements get into the next rows of ``placements`` (see `TO` and so on).
     """
     old, new, paths, sizes, scratch = making
     graph, action, lowest, move, grouped, to_end, table_row, table, step, unit, cutoff = paths
@@ -265,11 +267,14 @@ def _follow_label(e: int, s: int, m: int, making: Making) -> int:
             if count[_STEPS] > count[_ALLOWED]:
                 return _NO_STEP
 
+            # ``rounds_paid`` is what the label and the waits since have paid, each round ``unit``;
+            # ``spare`` is the cutoff less that, and less the price of what the set has placed.
             u, rounds_paid = np.uint64(node), labels[e, COST] + m * passed
             spare = cutoff - rounds_paid * unit - placed
             if to_end[u] > spare or to_end[u] + rises(table_row[u], table, column) * step > spare:
                 break
 
+            # The tokens of the label's requests in this round; none beyond the largest output.
             live = np.int64(tokens[e, passed]) if passed < tokens.shape[1] else np.int64(0)
             # The clock may not be joined yet: each round that passes brings the start one nearer.
             too_early = clock < 0 and min_clock - passed > join
@@ -327,6 +332,8 @@ def _follow_label(e: int, s: int, m: int, making: Making) -> int:
                     row[TOKENS], row[LOWEST] = total + sizes.volume[k], cutoff - slack + rise
                     count[_FOUND] += 1
 
+            # One round earlier: the clock counts down (-1: none), and the tokens that were live in
+            # this round are behind.
             node, passed, clock, total = onward, passed + 1, max(clock - 1, -1), total - live
 
     return _DONE
@@ -384,7 +391,8 @@ def _write_label(row: Ints, new_label: int, old: Layer, new: Layer, sizes: Sizes
     tokens, labels, peak = new.tokens, new.labels, sizes.peak[k]
     width = tokens.shape[1]
     # A schedule starts no sooner than its requests can have arrived and completed. Each round
-    # that has passed brings the start one nearer. With a clock the graph sees to it.
+    # that has passed brings the start one nearer, down to the round that is joined. With a clock
+    # the graph sees to it.
     min_clock = max(old.labels[parent, MIN_CLOCK] - passed, sizes.clock)
     if clock < 0:
         min_clock = max(min_clock, sizes.ready[k])
@@ -426,7 +434,8 @@ def _keep_undeleted(m: int, order: Ints, making: Making) -> int:
         _write_label(placements[placement], kept, old, new, sizes)
         labels[kept, ORIGIN] = placement
 
-        # Any schedule that goes on from here has one of no higher cost that goes on from a.
+        # Label a is one of the same set that is kept. If it deletes this one, any schedule that
+        # goes on from here has one of no higher cost that goes on from a.
         a = first[begun - 1]
         count[_STEPS] += 1
         while a < kept and not _deletes(a, kept, m, labels, tokens, join):
@@ -439,6 +448,7 @@ def _keep_undeleted(m: int, order: Ints, making: Making) -> int:
 
         count[_NEXT] += 1
 
+    # Sets that are not begun have no label yet, and at the end stands the number of labels.
     first[begun : new.sets[0] + 1] = kept
     count[_FOUND], count[_PLACED] = kept, begun
     return _DONE if count[_NEXT] == len(order) else _NO_STEP
@@ -472,6 +482,7 @@ def _delete_by_swaps(m: int, making: Making) -> int:
             if i < 0 or unplaced[s, j] == copies[j]:
                 continue
 
+            # ``other`` is the set that has placed i instead of j: i is left once less, j once more.
             count[_STEPS] += 1
             key = layer.key[s] - sizes.code[j] + sizes.code[i]
             other = layer.slots[_find_slot(key, unplaced, s, i, j, layer)]
@@ -665,6 +676,7 @@ class Enumeration:
             if self._between is not None:
                 self._between()
 
+            # The steps that are left in all, and those after which it returns for a look.
             count[_ALLOWED] = self._budget.compiled
             count[_UNTIL] = min(_PAUSE, self._budget.compiled)
             short = go_on()

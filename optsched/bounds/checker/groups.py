@@ -88,7 +88,7 @@ def _number_rows_back(graph: Leaving, kind: Ints, row: Cells) -> int:
 def groups(peak: Ints, copies: Ints, rows: int, max_bytes: int) -> Groups:
     """Return groups of kinds of similar peak, as large as the bytes for so many rows allow.
 
-    A group of kinds with c requests each has the product of all c + 1 as entries.
+    A group of kinds with c requests each (``copies``) has the product of all c + 1 as entries.
     """
     for max_entries in (WINDOW, WINDOW // 2, WINDOW // 4, 2, 1):  # with 1 no kind is in any group
         of, stride, first = np.full(len(peak), -1), np.ones(len(peak), np.int64), [0]
@@ -220,6 +220,7 @@ def _fill_rows(part: Ints, flat: Bytes, to_end: Ints, costs: Costs, bars: Bars) 
             flat[base + j] = np.uint8(TOP)
         for a in range(np.uint64(first[u]), np.uint64(first[u + _ONE])):
             v, number = np.uint64(target[a]), np.uint64(label[a])
+            # What the cost to the end rises by on this arc, but for what the arc itself costs.
             rise = to_end[v] - to_end[u]
             # Through this arc all entries are TOP or more, and there is nothing to lower.
             if rise + lowest[number] >= beyond:

@@ -1,11 +1,11 @@
 """Compiled loops of the checker, in 64-bit integers. Callers show first that none can overflow.
 
 `path_costs` and what it calls have the letters of the proof in `optsched.bounds.checker.shares`: nu
-is a multiplier; g bounds what a path is paid back of it per unit of time; h is f, or w where f is
-0 (a fixed cost and own work), and with classes the shortest length of a batch. V(j) is what is paid
-at least up to an end in cell j, and s(j) by how much more an end costs per cell that it comes
-before the end of j. "proof" in a comment means that text, and for `min_costs` the proof of prices
-of machine time in docs/formulations.md.
+is a multiplier; g bounds what a path is paid back of it per unit of time; w is own work and f the
+fixed cost of its batch; h is f, or w where f is 0, and with classes the shortest length of a batch;
+mu is a request's part of a cell's shares. V(j) is what is paid at least up to an end in cell j, and
+s(j) by how much more an end costs per cell that it comes before the end of j. "proof" in a comment
+means that text, and for `min_costs` the proof of prices of machine time in docs/formulations.md.
 
 Rows of integers, by place. Cost is in units of 2**-26 cells.
 
@@ -16,7 +16,8 @@ Rows of integers, by place. Cost is in units of 2**-26 cells.
   number of steps; 10 the cells to begin with; 11, 12 where its shares begin, and how many they are.
 - A *phase* (prefill, first step, perhaps last step): `shares._phase` lists its 10 integers. Behind
   them are two for each class of batches, if there are any (`_fill_class_gains`).
-- The *market*: p2, p3, the root of p2, the shares, and the bits of a price after the point.
+- The *market*: by cell the prices p2 and p3 and the root of p2; the shares of all requests
+  (`portions`), and the bits of a price after the point.
 - The *memory* w, a row by cell from that of the arrival on: 0 g; 1 its integral; 2, 3 V and s of
   the prefill; 4, 5 V and s of all; 6 the least price so far; 7, 8 a queue of starts and their keys;
   9, 10 what p3 takes off, and the root of p2 w / h, for the first phase that is looked at; 11, 12
@@ -149,9 +150,9 @@ PHASE = 10
 def portions(weight: Ints, begin: Ints, cell: Ints, cells: int) -> Ints:
     """Return each request's part of the weights of a cell, in units of 2**-30.
 
-    Those of request i are ``weight[begin[i] : begin[i + 1]]``, for cells from ``cell[i]`` on. They
-    are below 2**21, and fewer than 2**31, so sums are below 2**52. Beyond the last cell the part is
-    0. Parts are rounded down, so those of a cell sum to 1 at most.
+    There are ``cells`` cells. The weights of request i are ``weight[begin[i] : begin[i + 1]]``, for
+    cells from ``cell[i]`` on. They are below 2**21, and fewer than 2**31, so sums are below 2**52.
+    Beyond the last cell the part is 0. Parts are rounded down, so those of a cell sum to 1 at most.
     """
     total, parts = np.zeros(cells, np.int64), np.zeros(len(weight), np.int64)
     for i in range(len(cell)):
@@ -204,7 +205,7 @@ def _fill_charges(w: Ints, ends: Ints, request: Ints, market: Any, span: int) ->
 
     for end in range(len(ends)):
         drop, toll, phase = w[9 + 2 * end], w[10 + 2 * end], ends[end]
-        # w / h with ``fine`` bits, the bits by which mu is cut, and those of the root (`_phase`).
+        # w / h with ``fine`` bits, the bits by which mu is cut, and the root's factor and bits.
         work, fine, coarse, root_factor, cut = phase[1], phase[2], phase[3], phase[6], phase[7]
         # The product of price and share has bits + fine bits after the point, and nu / h has 44. It
         # is cut at `NEVER` before it is shifted up, so that it cannot overflow. nu / h is below
@@ -225,7 +226,8 @@ def _fill_charges(w: Ints, ends: Ints, request: Ints, market: Any, span: int) ->
 def _fill_class_gains(gain: Ints, phase: Ints, nu: int, cell: int, market: Any, span: int) -> None:
     """Fill in upper bounds on g, the max of (nu - p2 c) / lo over the classes of a phase.
 
-    ``gain`` receives them by cell, from the arrival's (``cell``) on.
+    c is a class's charge, and lo the least length of its batches. ``gain`` receives the bounds by
+    cell, from the arrival's (``cell``) on, ``span`` of them.
 
     Behind its first ten integers a phase has c / h of each class in units of 2**-fine, rounded
     down, and h / lo in units of 2**-30, rounded up. ``nu`` is nu / h in units of 2**-44, and g is
@@ -252,10 +254,10 @@ def _fill_class_gains(gain: Ints, phase: Ints, nu: int, cell: int, market: Any, 
 def _integrate_gains(w: Ints, level: int, ends: Ints, request: Ints, market: Any, span: int) -> int:
     """Fill in upper bounds on g, and on its integral from the arrival to each cell's end.
 
-    ``ends`` are the first and the last batch of a phase, or one where all are alike: the larger g
-    of the two does for all (proof, Multipliers that rise). ``level`` is the multiplier, in
-    thousandths of a phase's. ``area[j]`` is the integral up to the begin of cell j, ``area[j + 1]``
-    that to its end. Returns what all its batches pay, without g.
+    They are rows 0 and 1 of the memory ``w``. ``ends`` are the first and the last batch of a phase,
+    or one where all are alike: the larger g of the two does for all (proof, Multipliers that rise).
+    ``level`` is the multiplier, in thousandths of a phase's. ``area[j]`` is the integral up to the
+    begin of cell j, ``area[j + 1]`` that to its end. Returns what all its batches pay, without g.
     """
     gain, area, p2, bits = w[0], w[1], market[0], market[4]
     cell, up, payment = request[0], request[2], 0
@@ -302,7 +304,8 @@ def _multiplier_at(phase: Ints, level: int) -> tuple[int, int]:
     What they pay is in units of 2**-26 cells, and cut to a quarter of `NEVER`, so that sums of it
     and of others stay below 2**62.
     """
-    # The phase's own multiplier has 20 bits after the point, and 24 are added.
+    # The phase's own multiplier has 20 bits after the point, and 24 are added. By the time of all
+    # batches (`shares._phase`, 8 and 9) it becomes what they pay.
     nu = min(phase[0] * level // 1000, (1 << 37) - 1) << 24
     pays, bits = times(nu, phase[8]), phase[9]
     return nu, min(pays >> bits if bits >= 0 else min(pays, NEVER >> -bits) << -bits, NEVER >> 2)
@@ -312,8 +315,8 @@ def _multiplier_at(phase: Ints, level: int) -> tuple[int, int]:
 def _end_prefill(w: Ints, levels: Ints, ends: Ints, request: Ints, market: Any, span: int) -> None:
     """Fill in V and s of the prefill: the min that it pays for an end in each cell.
 
-    Each multiplier is a lower bound, so V is the largest over ``levels``, and s that of the same.
-    ``ends`` is the prefill's phase.
+    They are rows 2 and 3 of the memory ``w``. Each multiplier is a lower bound, so V is the largest
+    over ``levels``, and s that of the same. ``ends`` is the prefill's phase.
     """
     gain, area, ahead, slope = w[0], w[1], w[2], w[3]
     _fill_charges(w, ends, request, market, span)
@@ -336,9 +339,10 @@ def _end_prefill(w: Ints, levels: Ints, ends: Ints, request: Ints, market: Any, 
 def _end_steps(w: Ints, levels: Ints, ends: Ints, request: Ints, market: Any, span: int) -> None:
     """Fill in V and s of prefill and steps: the min that they pay for an end in each cell.
 
-    Starts of the steps are where the prefill ends. For an end in cell j the cost of a start is
-    what it enters with (``key``), plus what the steps pay, less the integral of g up to j's end, or
-    V alone where that integral is all of what they would pay (*free*). ``queue`` has the starts
+    They are rows 4 and 5 of the memory ``w``, and those of the prefill alone are there in rows 2
+    and 3. Starts of the steps are where the prefill ends. For an end in cell j the cost of a start
+    is what it enters with (``key``), plus what the steps pay, less the integral of g up to j's end,
+    or V alone where that integral is all of what they would pay (*free*). ``queue`` has the starts
     that can still be best, by cell, with ascending keys.
     """
     gain, area, ahead, slope = w[0], w[1], w[2], w[3]
@@ -352,8 +356,9 @@ def _end_steps(w: Ints, levels: Ints, ends: Ints, request: Ints, market: Any, sp
         start = free = -1
 
         for j in range(span):
-            # Every start that leaves time for the steps enters once: V(j') and int g to the end of
-            # j', less what a start within the cell saves (proof, Cells).
+            # Every start in a cell j' that leaves time for the steps (j - j' + 1 is ``apart`` or
+            # more) enters once: V(j') and int g to the end of j', less what a start within the
+            # cell saves (proof, Cells).
             while start < j and (start < 0 or start + 1 <= j + 1 - apart):
                 start += 1
                 if ahead[start] == NEVER:
@@ -439,7 +444,7 @@ def path_costs(requests: Ints, phases: Ints, levels: Ints, market: Any, allowed:
             best = NEVER
             for j in range(span):
                 earliest = lead + ((j - 1) << UNIT_BITS) if j > 0 else 0
-                # Later ends cost their latency at least.
+                # An end costs its latency at least: ``earliest`` in this cell, and more later.
                 if earliest >= best:
                     break
                 if pays[j] < NEVER:

@@ -202,6 +202,8 @@ class Units(NamedTuple):
     def chunks_matter(self) -> bool:
         """Return whether a schedule that splits prefills may be better (module's text, Chunks)."""
         instance, c = self.part.machine[0], self.cost
+        # The most that each may have to prefill, in a refill before its last token. ``tokens`` is
+        # what all may have as inputs at once, or the KV capacity; ``size`` is the largest prefill.
         sizes = instance.prompt_tokens + instance.output_tokens - 1
         tokens, size = min(int(sizes.sum()), int(instance.kv_capacity)), int(sizes.max())
         limits = instance.limits.max_batch_tokens, instance.limits.max_prefill_tokens
@@ -254,7 +256,7 @@ class Units(NamedTuple):
         by_k = {name: np.zeros((n, longest), np.int64) for name in names}
         latest_end = rows[-1][0]
 
-        for i, (_, (s, o)) in enumerate(rows):
+        for i, (_, (s, o)) in enumerate(rows):  # s is the prompt, o the output
             # With every token prefilled and decoded, in a batch of its own, all is done by then. A
             # sum of n such times must fit.
             latest_end += sum(self.prefill_work(s + k) + self.decode_work(s + k) for k in range(o))
@@ -264,9 +266,11 @@ class Units(NamedTuple):
 
             for k in range(o):
                 prefill, decode = self.prefill_work(s + k), self.decode_work(s + k - 1) if k else 0
+                # Blocks after token k + 1, of which the KV is counted where ``offset`` is 1.
                 blocks = -(-(s + k + offset) // block)
                 by_k["kv"][i, k + 1], by_k["tokens"][i, k] = blocks * block, s + k
                 by_k["prefill"][i, k], by_k["decode"][i, k] = prefill, decode
+                # Else rule 2 excludes a refill in place of this decode.
                 by_k["refills"][i, k] = k > 0 and (decode + decode_base > prefill or not hybrid)
 
             # Whether a refill in place may pay for this token or a later one.
@@ -331,6 +335,7 @@ def _prove(m: int, t: int, least: int, tables: Tables, budget: Budget) -> None:
     # At the root all requests before m have completed: only the others count.
     labels.rows[0, :m] = 2 * tables.output[:m]
     labels.time[0], labels.before_began[0], labels.alive[0] = t, -1, 1
+    # Their tokens are produced, so the search begins in the layer of so many.
     labels.counters[COUNT], layer = 1, int(tables.output[:m].sum())
     labels.counters[LAYER] = layer
     labels.head[layer] = 0

@@ -70,11 +70,11 @@ class Tables(NamedTuple):
 
 
 class Labels(NamedTuple):
-    """By label: state, t, S, and when the batch before began if 5 looks at it, else -1.
+    """By label: its state, t, what is counted so far (S), and when the batch before began.
 
-    `other` is the next label of its state, and `following` the next of its layer, which has all
-    with as many tokens produced; -1: none. `head` has the first label of each layer. `alive` is 0
-    for a label that another has made needless.
+    The last one is -1 where rule 5 does not look at it. `other` is the next label of its state, and
+    `following` the next of its layer, which has all with as many tokens produced; -1: none. `head`
+    has the first label of each layer. `alive` is 0 for a label that another has made needless.
     """
 
     rows: Ints
@@ -228,12 +228,12 @@ def _bound_uncounted(
     if tables.counts == LATEST:
         return _bound_last_end(row, t, tables)
 
+    # From ``untouched`` on all have the code 0: none of them has begun.
     untouched = n
     while untouched > 0 and row[untouched - 1] == 0:
         untouched -= 1
     for i in range(n):
-        # From the first request on that has not begun, nor any after it, a claim about the rest may
-        # be added to the bound of those before.
+        # There a claim about the rest may be added to the bound of those before.
         if i >= untouched and tables.known[i] > 0:
             best = max(best, _bound_completions(t, size, lists) + _bound_by_claims(i, t, tables))
             if best >= enough:
@@ -256,10 +256,11 @@ def _bound_uncounted(
 
 @njit
 def _bound_after_batch(d: int, size: int, start: int, tables: Tables, s: Scratch) -> Any:
-    """Return a bound on completions after a batch, of which the first d of `present` are decided.
+    """Return a bound on what completes after a batch in the making, from a quiet state on.
 
-    The batch ends at t or later, since it does at least what is decided. The others' work and
-    completions come later. ``lists`` get by request its end alone, its work and its fixed cost.
+    Of the ``size`` requests in `present` the first d are decided. The batch ends at t or later,
+    since it does at least what is decided. The others' work and completions come later. ``lists``
+    get by request its end alone, its work and its fixed cost.
     """
     sums, arrived, t = s.sums[d], s.row.shape[0], start + tables.base + s.sums[d, WORK]
     t += tables.decode_base * (sums[DECODES] > 0) + tables.prefill_base * (sums[PREFILLS] > 0)
@@ -270,7 +271,8 @@ def _bound_after_batch(d: int, size: int, start: int, tables: Tables, s: Scratch
         # So it comes off theirs, with the larger of both bases, as it may decode or prefill them.
         if e >= d:
             saved = tables.base + max(tables.decode_base, tables.prefill_base)
-        # Whoever is decided and not idle has one token more: in a quiet state nothing is evicted.
+        # Whoever is decided and not idle has one token more, and is held unless it has completed:
+        # in a quiet state nothing is evicted.
         elif s.choices[e, s.chosen[e]] != IDLE:
             k = (code >> 1) + 1
             code = 2 * k + (k < tables.output[i])
@@ -302,7 +304,7 @@ def _is_forced(i: int, row: Ints, t: int, slack: int, tables: Tables, lists: Int
         return True
 
     # Rule 4 needs u others with u w >= base + decode_base, where w is the own work of i's last
-    # decode: ``needed`` is the least u.
+    # decode: ``needed`` is the least u. A w of 0 counts as 1, with which fewer are forced.
     saved, here, later = tables.base + tables.decode_base, 0, 0
     for j in range(row.shape[0]):
         if j == i or row[j] == 2 * output[j]:
@@ -322,7 +324,8 @@ def _is_forced(i: int, row: Ints, t: int, slack: int, tables: Tables, lists: Int
     if here >= needed:
         return False
 
-    # Those that are here may end first. So i is behind the earliest end of so many that arrive.
+    # Those that are here may end first. So i is behind needed - here of those that arrive, at best
+    # those of the earliest ends.
     return _bound_uncounted(row, t, slack, tables, lists, i, lists[3, needed - here - 1]) >= slack
 
 
@@ -471,7 +474,8 @@ def _must_decode(
         elif row[i] & 1:  # a resident, which has produced row[i] >> 1 tokens
             held += 1
             min_work = min(min_work, tables.decode[i, row[i] >> 1])
-        # It was not there for the batch before, so rule 5 does not forbid to prefill it now.
+        # It was not there for the batch before, so rule 5 does not forbid to prefill it now; nor
+        # any other one, where ``before_began`` is -1.
         elif tables.arrival[i] > before_began:
             return False
 
@@ -495,8 +499,8 @@ def _keep_label(
     """Keep a label of the state ``child`` unless another is as good; drop those that are no better.
 
     ``end`` is its t, ``counted`` its S, and ``before_began`` is as in `Labels`. ``unfinished``: how
-    many requests end later if this state is reached later. Return `GO_ON`, or
-    `GROW` if there is no space for it.
+    many requests end later if this state is reached later. Those that are dropped have `alive` 0.
+    Return `GO_ON`, or `GROW` if there is no space for it.
     """
     count, slot = labels.counters, _find_slot(child, labels)
     known = labels.slots[slot]
@@ -542,9 +546,10 @@ def _follow_batch(
 ) -> int:
     """Follow the batch in the making, and the batches that are the only ones after it.
 
-    It begins at ``start`` and decides the first ``size`` requests in `present`. ``claim`` is the
-    number below which a schedule is looked for. Return `GO_ON`, or `FOUND` or `GROW`, which end the
-    search.
+    It begins at ``start`` and decides the first ``size`` requests in `present`. ``quiet`` says
+    whether the label's state is. ``claim`` is the number below which a schedule is looked for. The
+    state that follows is written in `child`, and kept as a label if need be. Return `GO_ON`, or
+    `FOUND` or `GROW`, which end the search.
     """
     # ``counted`` is S, to which all that ends with the batch adds its end (but for the latest
     # completion, which is the end itself).
@@ -588,7 +593,7 @@ def _follow_batch(
         labels.counters[STEPS] += child.shape[0]
 
     labels.counters[STEPS] += child.shape[0]
-    unfinished = 0
+    unfinished = 0  # how many still count: of first tokens those that have none
     for i in range(child.shape[0]):
         unfinished += child[i] == 0 if tables.counts == FIRSTS else child[i] < 2 * tables.output[i]
     # After all first tokens the rest counts for nothing, but there must be one. In a quiet state
@@ -645,6 +650,7 @@ def _follow_all_batches(label: int, claim: int, labels: Labels, tables: Tables, 
         return GO_ON
 
     quiet, fits = _is_quiet(s.row, tables)
+    # Where rule 5 does not look at the batch before (-1), nobody counts as there for it.
     for i in range(n):
         s.was_there[i] = tables.arrival[i] <= labels.before_began[label]
         s.forced[i] = 0

@@ -167,6 +167,7 @@ def _graph_of(kinds: list[Kind], capacity: int, max_states: int) -> Graph | None
 def least_ends(columns: Columns) -> list[int]:
     """Return the least k-th end of requests alone and of the machine of KV volume, in rounds."""
     held = [s + columns.offset - 1 for s in columns.prompt]
+    # The KV of a run, q + 1 to q + o, added up over its rounds.
     volume = [q * o + o * (o + 1) // 2 for q, o in zip(held, columns.output, strict=True)]
     # In a unit of 1 / M rounds a token of KV takes the machine one unit.
     capacity = columns.capacity

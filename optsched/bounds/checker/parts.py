@@ -210,8 +210,9 @@ def integers(
 def max_completed(ready: Ints, volume: Ints, copies: Ints, capacity: int, last: int) -> Ints:
     """Return by round, up to the last one, how many requests can have completed by then at most.
 
-    By kind, ``ready`` is the first round in which a request can complete, and ``volume`` its KV
-    tokens, all rounds together. In t rounds there is room for t times the capacity of them.
+    By kind, ``ready`` is the first round in which a request can complete, ``volume`` its KV tokens,
+    all rounds together, and ``copies`` how many requests there are. In t rounds there is room for t
+    times the capacity of these tokens.
     """
     order = np.argsort(volume, kind="stable")
     ready, volume = np.repeat(ready[order], copies[order]), np.repeat(volume[order], copies[order])

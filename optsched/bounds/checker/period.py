@@ -132,6 +132,7 @@ def _price_labels(mask: Masks, rounds: Ints, fixed: int, cost: Ints, order: Ints
         price[label, 0], price[label, 1] = NEVER // 4, -1
         if label < fixed:
             price[label, 0] = rounds[label]
+        # For one that places nothing there is no kind to look at.
         for k in order if label >= fixed else order[:0]:
             # Kinds come in order of cost, so the first that the label places is the cheapest.
             if places(mask, label, k):
@@ -197,11 +198,12 @@ class Period:
         """
         n, ready = self.n, self.kinds.ready
         everything = self._label_of(range(len(ready)))
+        # The rounds in which further kinds can complete, and the label of all that can by then.
         marks = np.unique(ready)
         ready_by_mark = np.array([self._label_of(np.flatnonzero(ready <= t)) for t in marks])
 
         # Nodes with a clock come after the n + 1 without, from its last round back. In round t they
-        # are those of m = n - completed[t], ..., n; `m_of` and `round_of` are by node.
+        # are those of m = n - completed[t] (``number``), ..., n; `m_of` and `round_of` are by node.
         rounds = np.arange(self.clock, -1, -1) if self.clock else np.arange(0)
         number = completed[rounds]
         first = n + 1 + np.concatenate([[0], np.cumsum(number + 1)])
@@ -328,6 +330,7 @@ class Period:
         cost, labels, some = -pi, self.labels, slice(self.fixed)
         order = np.argsort(cost, kind="stable")
         cheapest = masks_of((order[:number] for number in range(len(order) + 1)), len(order))
+        # Labels that place nothing cost their rounds. Their parts, as all parts, are unknown (-1).
         labels.low[some] = labels.high[some] = labels.rounds[some] * unit
         labels.first[some] = -1
         set_costs(self.fixed, int(self.count[LABELS]), labels, cost)
@@ -358,6 +361,7 @@ class Period:
         self.graph = Graph(into[: nodes + 1], source[:arcs], label[:arcs], loop[:nodes])
         self.to_end = prices.to_end[:nodes]
 
+        # A path is left if the end, the last node, is kept.
         return bool(kept.new_number[-1] >= 0)
 
     def _expect_small_level(self, tracker: States) -> None:
@@ -373,6 +377,8 @@ class Period:
         """
         self._expect_small_level(tracker)
         margin = self._margin
+        # The last one is `KEPT`: the arcs into nodes that are complete. After `rest` more of them
+        # `product` stops, for a look whether to go on.
         nodes, arcs, labels, parts, complete_arcs = self.count.tolist()
         # Only rows that are written take memory, and copies take time. What is short of space gets
         # more than twice of it, since the node that was short is made again.

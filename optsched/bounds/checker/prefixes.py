@@ -79,7 +79,8 @@ class _Tree:
         self.number: dict[tuple[int, int], int] = {}  # by owner and end
         self.up, self.low, self.high = list[int](), list[int](), list[int]()
         for owner, ends_of_owner in enumerate(ends):
-            # It is there: ``first`` is one of a request's depths, and owners come in order.
+            # The node above, which ends where the owner's own blocks begin. It is there: ``first``
+            # is one of a request's depths, and owners come in order.
             before = self.node_at(owner, first[owner])
             for low, high in pairwise([first[owner], *sorted(ends_of_owner)]):
                 self.number[owner, high] = len(self.up)
@@ -141,6 +142,7 @@ class Shared:
 
         # By node, who came first of its users, and how many make it: those who have it in the end
         # less those who have it in their prompts. Each counts at its end, then all are added up.
+        # For a node that nobody uses stands n, after all others.
         earliest, makers = [(max(came) + 1, n)] * len(tree.up), [0] * len(tree.up)
         ending = set()  # nodes that end with a prompt, which pays for them alone
         for i, (prompt_end, output_end) in enumerate(zip(prompt_ends, output_ends, strict=True)):
@@ -195,15 +197,19 @@ class Shared:
         """Return what request i pays, within D of the first user of each name (``within``).
 
         ``payers`` has by node how many pay for it. Who was first goes by ``came``, which is in the
-        instance's own unit (class's text), or with sessions ``arrival``.
+        instance's own unit (class's text), or with sessions ``arrival``. By request, ``whole`` is
+        how many blocks its prompt fills, ``claimed`` how many it may claim (the last token of a
+        prompt it computes itself), and ``public`` how many of its blocks another may have, too.
         """
         arrival, came, s, claimed = self.arrival[i], self.came[i], self.prompt[i], self.claimed[i]
         # Behind the last block that it may claim it pays all.
         claimable, first_users = claimed * self.block, self.first_users
         tokens, squares = FINE * (s - claimable), FINE * (s**2 - claimable**2)
-        # A last block that another has, too, may be computed by both in one batch.
+        # The prompt ends with a block (whole > claimed) that another has, too (public > claimed):
+        # both may compute it in one batch, so that its tokens are not distinct.
         distinct = 0 if self.whole[i] > claimed < self.public[i] else tokens
         alone, alone_squares = s - claimable, s**2 - claimable**2
+        # Of itself and of the first users of what it pays the earliest, by ``came`` and number.
         release = (came, i)
 
         for v in self._claimable_since(i, arrival - within):
@@ -211,7 +217,8 @@ class Shared:
             if self.makers[v] > 0:
                 continue
             low, high, earliest = self.low[v], self.high[v], self.earliest[v]
-            # Alone it has to make what no request before it can have made.
+            # Alone it has to make what no request before it can have made. (``first_users`` is
+            # empty without sessions.)
             nobody_before = first_users[v] == i if first_users else earliest[0] >= came
             if nobody_before:
                 alone, alone_squares = alone + high - low, alone_squares + high**2 - low**2
@@ -222,6 +229,7 @@ class Shared:
                 squares += FINE * (high**2 - low**2) // payers[v]
                 release = min(release, earliest)
 
+        # It shares what it decodes (-1) if its public blocks reach beyond its prompt.
         lag, private = arrival - self.arrival[release[1]], max(s - self.public[i] * self.block, -1)
         return Charge(release[1], lag, tokens, squares, distinct, alone, alone_squares, private)
 

@@ -279,7 +279,8 @@ def _is_short(new_arcs: int, states: Ints, count: Ints, limits: Ints) -> bool:
 def _find_node(s: Any, begin: int, nodes: int, rows: Cells, state: Cells, so_far: Ints) -> Any:
     """Return the node of a state among those from ``begin`` on; it is ``nodes`` if it is new.
 
-    The nodes from ``begin`` on are those of one node of the graph before.
+    The nodes from ``begin`` on are those of one node of the graph before. A new one gets its state,
+    and no cost so far yet (`NEVER`); the caller counts it.
     """
     last, new = np.uint64(s + LAST), np.uint64(nodes)
     node = np.int64(rows[last])
@@ -310,7 +311,8 @@ def _make_nodes(v: int, level: Level, count: Ints, limits: Ints) -> Any:
     arcs_into, arc_source, arc_label, loop = graph.into, graph.source, graph.label, graph.loop
 
     while v < len(loop):
-        # What an earlier call has made of v, until arrays were too short, is overwritten.
+        # ``spare`` is what a path may cost up to v, and ``arcs`` counts those into its nodes. What
+        # an earlier call has made of v, until arrays were too short, is overwritten.
         begin, spare, arcs = first_node[v], prices.cutoff - to_end[v], _ZERO
         count[NODES], count[ARCS] = begin, count[KEPT]
         # No arcs (0) are looked at ahead: they are counted one by one below.
@@ -499,8 +501,8 @@ def _make_loop(v: int, level: Level, count: Ints, limits: Ints) -> bool:
     _put_heaviest_first(begin, tracker, fine, count)
     for x in range(begin, count[NODES]):
         y, a = rows[rows[state[x] + ROUND] + LAST], count[ARCS] - count[KEPT]
-        # A round that changes nothing is a loop of the node, and one beyond the cutoff leads to no
-        # schedule that is looked for.
+        # The round leads from x to y. One that changes nothing is a loop of the node, and one
+        # beyond the cutoff leads to no schedule that is looked for.
         if y != x and so_far[x] < NEVER and so_far[x] + cost <= spare:
             # The label of a round that costs m is number m, and so is that of a loop.
             fine.from_node[a], fine.to_node[a], fine.by_label[a] = x, y, loop

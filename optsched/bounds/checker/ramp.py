@@ -189,7 +189,10 @@ def _expect_clock(kinds: list[Kind], n: int, clock: int, budget: Budget) -> None
 
 
 def _read_level(level: Any, kind_of: list[int]) -> _Level:
-    """Return a level by kind; the certificate has it by request, the same for equal ones."""
+    """Return a level by kind; the certificate has it by request, the same for equal ones.
+
+    ``kind_of`` has the number of each request's kind.
+    """
     expect_fields(level, "level", ("floors", "counters", "multipliers"))
     same(level["counters"], [], "counters")  # the format has a place for what nothing writes now
 

@@ -193,6 +193,7 @@ def parts_of(
 
     for some in members:
         begin = release[some[0]]
+        # By form of the cost model, the requests under it.
         under = [
             [request_of(one, prompt[i], output[i], charged[i], ticks) for i in some]
             for one in rates

@@ -84,7 +84,8 @@ def sessions_rounds(instance: Any, leaf: Any, objective: str, budget: Budget) ->
     if charges := charges_of(instance, [0] * len(held), 0):
         held = [charge.private for charge in charges]
 
-    # A round has ``unit`` ticks. The j-th token's work is a line in j: its KV over M.
+    # A round has ``unit`` ticks. The j-th token's work is a line in j: its KV over M, with the
+    # newest token where that counts. It is 0 where a request shares what it decodes (-1).
     unit = capacity * _FINE
     pieces = []
     for s, o in zip(held, instance.output_tokens.tolist(), strict=True):

@@ -207,7 +207,8 @@ def _phases_of(
     request, rates, (first, nu) = part.requests[i], part.rates, (nus[0][i], nus[1][i])
     line, decode, m = line_of(rates, request), min(rates.decode, rates.refill), request.steps
     work = line.work
-    # Own work and fixed cost, the number of batches (1 for the prefill), and the multiplier.
+    # Own work and fixed cost (of a step the less of a decode's and a refill's), the number of
+    # batches (1 for the prefill), and the multiplier.
     phases = [
         _phase(part, prices, request.own, rates.refill, 1, first),
         _phase(part, prices, work, decode, m, nu),

@@ -406,11 +406,12 @@ def demand_of(
         np.array([min(x >> bits, NEVER) for x in arrival], np.int64) for bits in (0, 49)
     )
     limit_ticks = {name: _in_ticks(column, ticks) + judged + 1 for name, column in limits.items()}
+    # From the arrival on: by when the first token and, as ``last``, all tokens must be there.
     latency = limit_ticks["slo_latency"]
     first = np.minimum(limit_ticks["slo_ttft"], latency)
     # All steps come within their number times the pace, whether it limits each gap or their mean.
     pace = np.minimum(limit_ticks["slo_tpot"], limit_ticks["slo_gap"])
-    # Times the steps the pace would leave the range, so there is no end.
+    # Times the steps the pace would leave the range, so there is no end; without steps there is 0.
     endless = pace >= NEVER // np.maximum(works.all, 1)
     later = np.where(endless, NEVER, pace) * np.where(endless, works.all > 0, works.all)
     last = np.minimum(latency, first + later)

@@ -104,6 +104,7 @@ def lowest_value(starts: Starts, below: int, budget: Budget) -> int | None:
             ways = _ways(starts, t, waiting, running, allowed - paid)
             budget.spend(_WAY * (1 + len(running) + len(ways)))
             for more, waiting_after, begun in ways:
+                # Those that run, as (request, start), but for who ends by t + 1.
                 running_after = tuple(x for x in running if x[1] + starts.runs.output[x[0]] > t + 1)
                 running_after += tuple((i, t) for i in begun if starts.runs.output[i] > 1)
                 total = paid + more
@@ -131,6 +132,7 @@ def _ways(
     moment t. Ways that pay more than ``allowed`` are left out.
     """
     arrival, _, held, _ = starts.runs
+    # What they hold in round t + 1: q, and a token for each round since their starts.
     use = sum(held[i] + t + 1 - k for i, k in running)
     if use > starts.capacity:
         return []

@@ -37,7 +37,10 @@ _OTHER_LAYERS = re.compile("moe|expert|grouped|encoder|wideep")
 
 
 def read_aiconfigurator(path: Path, claim: Claim) -> Profile | None:
-    """Return the profile of one model from all folders inside one, or None without such tables."""
+    """Return the profile of one model from all folders inside one, or None without such tables.
+
+    `claim`: what the profile is asked to be, and what its files say (`Claim`).
+    """
     files = _files(path, claim)
     if not files:
         return None
@@ -97,7 +100,7 @@ def _files(path: Path, claim: Claim) -> dict[str, Path]:
 
     for name in ("framework", "version"):
         if name in claim.only and len(sets) > 1:
-            claim.met.add(name)
+            claim.met.add(name)  # a folder says it, so no column has to be there
             sets = {place: tables for place, tables in sets.items() if claim.only[name] in place}
 
     # A whole set is preferred, and one alone needs no choice.

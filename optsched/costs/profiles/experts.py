@@ -50,7 +50,7 @@ def experts_of(rows: Measurements, tokens: Floats) -> tuple[Floats, tuple[Floats
         return on_line + time(k + 1, experts) - time(k + 1, axis[-1])
 
     # The measured size above each, of which the one before is below; beyond the ends the last two.
-    means = shape.experts_reached(tokens)
+    means = shape.experts_reached(tokens)  # the experts that so many tokens reach in the mean
     above = np.clip(np.searchsorted(sizes, tokens), 1, len(sizes) - 1)
     part = (tokens - sizes[above - 1]) / (sizes[above] - sizes[above - 1])
     times = [

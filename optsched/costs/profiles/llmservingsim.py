@@ -63,7 +63,8 @@ def read_llmservingsim(path: Path, claim: Claim) -> Profile | None:
     """Return the profile from a folder, or None if it has no such tables.
 
     They may lie in a folder inside it, ``profile`` or ``tp`` and the degree. The degree is that of
-    the claim, of the run beside the profile (``meta.json``), or the one that was profiled.
+    the claim, of the run beside the profile (``meta.json``), or the one that was profiled. `claim`:
+    what the profile is asked to be; its degree and notes are filled in.
     """
     run, notes = _run_facts(path), claim.notes
     degree_of_run = run.pop("tensor_parallel_size", None)
@@ -118,6 +119,7 @@ def read_llmservingsim(path: Path, claim: Claim) -> Profile | None:
                 "expected that, since the times of experts at another degree are not known"
             )
 
+        # `ms`: by the axis of `dense`. `of_experts`: rows, measured and predicted, for the report.
         ms, of_experts = experts.experts_of(expert_rows, dense.axes["tokens"])
         dense = Grid(dense.axes, dense.values + ms)
         notes.append(shape.routing)
@@ -131,6 +133,7 @@ def read_llmservingsim(path: Path, claim: Claim) -> Profile | None:
         )
 
     request = _layers(request_rows, "requests", profiled, share)
+    # `apart`: measured batches that are not on the grid, which test it (`fit`).
     attention, apart = _attention(attention_rows, share)
     if skew_rows is None:
         notes.append("skew: not profiled, so decodes of unequal KV are taken as equal")
@@ -255,7 +258,8 @@ def _layers(rows: Measurements, axis: str, profiled: int, share: float) -> Grid:
         order = np.argsort(sizes[of_layer])
         layer_ms = np.interp(values, sizes[of_layer][order], ms[of_layer][order])
         layer_ms *= 1 if name in WHOLE else share
-        # Times are multiplied by the layers later, so what runs once is divided by them.
+        # Times are multiplied by the layers later, so what runs once is divided by them. Some run
+        # twice in each layer (`TWICE`), and those of `WHOLE`, above, are not shared by devices.
         total += layer_ms / shape.layers if name in ONCE else layer_ms * (1 + (name in TWICE))
 
     return Grid({axis: values}, total)

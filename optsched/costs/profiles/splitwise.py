@@ -19,7 +19,10 @@ IDENTIFIED = ("token", "base", "decode_kv", "decode_request", "decode_base", "pr
 
 
 def read_splitwise(path: Path, claim: Claim) -> Profile | None:
-    """Return the profile from a folder, or None if it has no perf_model.csv."""
+    """Return the profile from a folder, or None if it has no perf_model.csv.
+
+    `claim`: what the profile is asked to be, and what its files say (`Claim`).
+    """
     file = path / "perf_model.csv"
     if not file.is_file():
         return None
@@ -46,7 +49,7 @@ def read_splitwise(path: Path, claim: Claim) -> Profile | None:
     zero = 0 * n
     c, n_decodes, kv = np.append(s, zero), np.append(zero, n), np.append(zero, s + (o - 1) / 2)
     columns = columns_of(c, 0.0, n_decodes, kv, np.tile(n, 2))
-    last = np.append(zero, s + o - 1)
+    last = np.append(zero, s + o - 1)  # the KV of a request at its last token
     limits = {
         "max_batch_tokens": columns["token"],
         "max_prefill_chunk_tokens": c,
@@ -54,6 +57,8 @@ def read_splitwise(path: Path, claim: Claim) -> Profile | None:
         "max_request_kv_tokens": last,
         "max_kv_tokens": n_decodes * last,
     }
+    # `ladder`: a limit that the fit may raise, and what it limits by row, infinite for decodes.
+    # `identified`: the coefficients that such rows can tell apart.
     table = Table(
         "batch",
         np.append(prompt, token),

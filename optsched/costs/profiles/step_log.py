@@ -50,7 +50,10 @@ _CAPACITY = re.compile(r"GPU KV cache size: ([\d,]+) tokens")
 
 
 def read_step_log(path: Path, claim: Claim) -> Profile:
-    """Return the profile of a log of steps."""
+    """Return the profile of a log of steps.
+
+    `claim`: what the profile is asked to be, and what its files say (`Claim`).
+    """
     kv_known, capacity = True, None
     if path.suffix in (".csv", ".parquet"):
         frame = read_table(path, COLUMNS)
@@ -175,6 +178,8 @@ def _read_vllm(path: Path, text: str, claim: Claim) -> tuple[list[list[float]], 
     for number, line in enumerate(text.splitlines(), 1):
         if "Iteration(" not in line:
             continue
+        # Its groups: three counts, a fourth that is not read, milliseconds, whether it is a dummy,
+        # and the percentage of the cache that is used.
         if (step := _STEP.search(line)) is None:
             raise InputError(
                 f"{path}, line {number}: found {line.strip()[:60]!r}; expected the requests, "

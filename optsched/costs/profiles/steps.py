@@ -22,7 +22,10 @@ TERMS = "token base decode_kv decode_request prefill_square prefill_cross prefil
 
 
 def read_steps(path: Path, claim: Claim) -> Profile | None:
-    """Return the profile of steps.csv, or None. Its times are not held against the device."""
+    """Return the profile of steps.csv, or None. Its times are not held against the device.
+
+    `claim`: what the profile is asked to be, and what its files say (`Claim`).
+    """
     file, config = path / "steps.csv", path / "config.json"
     if not file.is_file():
         return None
@@ -56,6 +59,8 @@ def read_steps(path: Path, claim: Claim) -> Profile | None:
         "max_decode_requests": n,
         "max_request_kv_tokens": np.maximum(k, c + m),
     }
+    # `ladder`: a limit that the fit may raise, and what it limits by row, infinite where nothing
+    # prefills. `identified`: the coefficients that such rows can tell apart.
     table = Table(
         "batch",
         rows.times("time_us") / 1000,

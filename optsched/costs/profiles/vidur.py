@@ -41,7 +41,10 @@ def _median(name: str) -> str:
 
 
 def read_vidur(path: Path, claim: Claim) -> Profile | None:
-    """Return the profile from a folder, or None if it has neither mlp.csv nor attention*.csv."""
+    """Return the profile from a folder, or None if it has neither mlp.csv nor attention*.csv.
+
+    `claim`: what the profile is asked to be, and what its files say (`Claim`).
+    """
     dense_file = path / "mlp.csv"
     attention_files = sorted(path.glob("attention*.csv"))
     if not dense_file.is_file() and not attention_files:
@@ -100,7 +103,8 @@ def _dense(rows: Measurements) -> Table:
 def _attention(rows: Measurements) -> list[Table]:
     """Return the tables of decodes and of prefills, as far as there are rows of them."""
     is_prefill = (rows.frame["is_prefill"].astype(str).str.lower() == "true").to_numpy()
-    # A batch has n requests, each of c tokens over m cached ones; a decode has no c.
+    # A batch has n requests, each of c tokens over m cached ones; a decode has no c. `_SIZES` has
+    # their columns, with the least number that may stand there.
     sizes = [rows.numbers(name, low) for name, low in _SIZES.items()]
     tables = []
 
@@ -111,7 +115,7 @@ def _attention(rows: Measurements) -> list[Table]:
     if is_prefill.any():
         n, c, m = (values[is_prefill] for values in sizes)
         limits = {"max_prefill_chunk_tokens": c, "max_request_kv_tokens": c + m}
-        terms = tuple(_IDENTIFIED.split())
+        terms = tuple(_IDENTIFIED.split())  # the coefficients that rows can tell apart
         prefills, times = rows.only(is_prefill), _median("attn_prefill")
         table = prefill_table(prefills, times, (n, c, m), terms, limits)
         if len(np.unique(table.columns["prefill_request"])) == 1:

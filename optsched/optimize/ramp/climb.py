@@ -270,7 +270,8 @@ class Climb:
             self.rung = to
             return
 
-        # What was expected belongs to this rung, so it is asked for before the rung changes.
+        # What was expected belongs to this rung, so it is asked for before the rung changes. It is
+        # the growth of all paths, of which the target asks for a part (`Growth`).
         before, predicted, expected = self.nodes, self._predicted(to), self._expected(to)
         seen = self.seen[self.rung, to] = self._seen(to)
         part = Growth(expected, value).part(r.upper, r.graph_bound)

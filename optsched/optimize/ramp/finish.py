@@ -96,6 +96,7 @@ def finish(
         return
 
     max_labels, at_end = min(max_labels, _ALL_LABELS), min(at_end, _ALL_LABELS)
+    # What the graph shows without labels, the labels spent, and the copy below the last target.
     plain, spent, part = relaxation.graph_bound, 0.0, None
     # Better multipliers may have passed targets of before. These say nothing of the next ones.
     relaxation.shown = [(to, f) for to, f in relaxation.shown if to > plain]
@@ -136,20 +137,24 @@ def finish(
 
 
 def _next_target(relaxation: Relaxation, labels: float) -> int | None:
-    """Return the target to prove next, with so many labels left, or None if none is worth it."""
+    """Return the target to prove next, with so many labels left, or None if none is worth it.
+
+    ``relaxation.shown`` has a target that was proved and its `Finished` in each item.
+    """
     plain = relaxation.graph_bound
     # The first one is so near that it costs next to nothing.
     if not relaxation.shown:
         rounds = min(relaxation.upper - plain, plain // _NEAR)
         return plain + max(1, -(-rounds // _FIRST))
 
-    # An empty enumeration counts as two labels, as in `reach`.
+    # An empty enumeration counts as two labels, as in `reach`. A target may take so many times the
+    # labels of the one before, and a share of those left.
     before = max(2, sum(relaxation.shown[-1][1].labels))
     allowance = min(_AHEAD * before, _SHARE * labels)
     # The next target would take more labels than may be spent on it.
     if allowance < _MORE * before:
         return None
-    # All labels that are left will not show more than is proved.
+    # All labels that are left will not show more than is proved. Few labels could not tell so.
     if before > _TELLING and reach(relaxation, _SHARE * labels) <= relaxation.bound:
         return None
 
@@ -160,7 +165,8 @@ def reach(relaxation: Relaxation, labels: float) -> int:
     """Return the target that so many labels are expected to prove, from those proved.
 
     The logarithm of the labels is taken to grow evenly with the target, as it does from the target
-    proved before the last one (or the graph's bound, with a label) to the last one.
+    proved before the last one (or the graph's bound, with a label) to the last one. ``shown`` has
+    pairs of a target and its `Finished`.
     """
     # Targets with the logarithms of their labels. An empty enumeration counts as two labels.
     points = [(relaxation.graph_bound, 0.0)]
@@ -245,8 +251,9 @@ def enumerate_below(
         for m in range(relaxation.jobs.n):
             labels.place(m, width)  # now `labels` has the layer of m + 1 placements
             layer, placements = labels.layer, labels.placements
-            # Behind the sets, `first` has the number of labels, which are the first rows. For
-            # `_best`: the label before each of them, the kind placed, and the rounds passed.
+            # Behind those of the sets, which `sets[0]` counts, `first` has the number of labels,
+            # and these are the first rows. For `_best`: the label before each of them, the kind
+            # placed, and the rounds passed.
             placement = layer.labels[: layer.first[layer.sets[0]], ORIGIN]
             steps.append(placements[placement][:, [FROM, KIND, PASSED]])
             sizes.append(len(labels.labels))
@@ -284,7 +291,8 @@ def _best(
     """Return what the last layer shows: its labels are schedules, of which the best is walked back.
 
     ``steps[m]`` has a row for each label after m + 1 placements: the label before it, the kind
-    placed, and the rounds passed before that.
+    placed, and the rounds passed before that. ``upper`` is the target, and ``sizes`` are the
+    numbers of labels by layer.
     """
     total = labels.totals() - r.latency_offset
     if total.min() >= upper:

@@ -5,7 +5,9 @@ cycles. The arcs of a node carry disjoint labels, the nodes are numbered in topo
 0 is the root and the last one is the end. A label is a fixed step (a round that costs as many as
 are placed, the join to the part with a clock, the end) or the set of kinds of requests that the arc
 may place. `optsched.optimize.ramp.relaxation` says what paths mean. Here arcs are in order of their
-source. Import this module lazily: it loads numba.
+source: those of node u are from ``arc_start[u]`` to ``arc_start[u + 1]``, and arc a leads to the
+node ``arc_target[a]`` at the cost ``value[arc_label[a]]`` of its label. ``backward`` is the least
+cost from each node to the end. Import this module lazily: it loads numba.
 """
 
 from typing import NamedTuple

@@ -135,6 +135,7 @@ def _prove(session: Session, orders: int, tuning: Tuning) -> None:
     # clock that arrivals need is tried next.
     while clock not in tried:
         tried.add(clock)
+        # `value` is its first target, `proof.bound` the bound so far, and `update` is told of more.
         value, update = annealing.value, session.update
         relaxation = Relaxation(jobs, value, stop, proof.bound, clock, update, tuning)
         try:

@@ -192,12 +192,12 @@ class Refinement:
                 # Not even the finest graph proves it.
                 if self.climb.ended:
                     return _NO_MORE
-                # Else the next graph is too large: for the time,
+                # Else the next graph would take too long,
                 if self.hurried:
                     self._use_up_time()
                     return TOO_LONG
 
-                # for the memory, or for the budget, which is raised below.
+                # or it is too large for the memory. For the budget alone, that is raised below.
                 if self.budget >= MAX_NODES:
                     return TOO_LARGE
 
@@ -230,6 +230,7 @@ class Refinement:
         """
         self.target_since = work_time()
         while not self.session.over() and not self.climb.ended:
+            # The nodes for a share of the time left, since other graphs follow.
             timely_nodes = max(0.0, _NEXT * self.rate * self.session.left)
             # With time for less than about twice the budget no second target would follow. Then
             # time is the limit, be it above the budget or below.
@@ -237,7 +238,8 @@ class Refinement:
             max_nodes = min(timely_nodes if self.hurried else self.budget, MAX_NODES)
             to, growth = self.climb.plan(max_nodes, self.session.annealing.value)
 
-            # The next graph would be too large: only below a lower target it may be small enough.
+            # The next graph would be too large, by more than is let pass: only below a lower target
+            # it may be small enough.
             if self._growth(growth) * self.climb.nodes > _NEARLY * max_nodes:
                 if not self._lower(max_nodes, growth):
                     break
@@ -269,7 +271,7 @@ class Refinement:
     def _lower(self, nodes: float, growth: Growth) -> bool:
         """Lower the target until the next graph has at most ``nodes``; return whether it pays.
 
-        Where it does not, nothing is changed.
+        Where it does not, nothing is changed. ``growth`` is that expected up to the next graph.
         """
         relaxation = self.climb.relaxation
         target = min(relaxation.target(nodes, growth), relaxation.upper - 1)

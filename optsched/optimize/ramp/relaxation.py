@@ -252,7 +252,7 @@ class Relaxation:
         if not self._chain:  # `backward` does not say anything yet
             return np.full(self.upper - self.bound, np.inf)
 
-        shift = int((self.copies * self.pi).sum())
+        shift = int((self.copies * self.pi).sum())  # it is not in the sweeps' costs (`graph_bound`)
         latency = self._kernels.Latency(shift, self.scale, self.latency_offset)
         number = self._kernels.count_nodes_by_total(
             self.graph, self.values(self.pi)[0], self.backward, latency, self.bound, self.upper

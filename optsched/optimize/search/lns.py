@@ -112,7 +112,8 @@ def _choose_requests(kind, order, waiting, marked, removed, state):  # type: ign
     """Write requests to remove, most often near one that waits, into `removed`. Return how many.
 
     ``order`` has the requests by start, and ``waiting`` the places in it of those that start after
-    their arrival. ``marked`` (by request) is scratch space, False before and after.
+    their arrival. ``marked`` (by request) is scratch space, False before and after. ``kind`` is a
+    record of `_KIND`, and ``state`` that of `_random`.
     """
     n = len(order)
     width = min(n, kind.width)
@@ -185,7 +186,8 @@ def _put_back(requests, capacity, use, starts, length, removed, count, limit):  
     Return how many were put back, the sum of their starts, and the work: about the number of rounds
     that were looked at. Starts in sums and limits are in rounds of each worker, not of the axis.
     The search begins at the first start that was removed, since earlier ones are seldom possible.
-    For ``requests``, ``use`` and ``length`` see `_Machine`.
+    ``removed`` has records of `_REMOVED`, in the order to put back. For the first five arguments
+    see `_Machine`.
     """
     end = length - 1  # the last round of a worker
     since = removed[0].start % length
@@ -234,7 +236,7 @@ def _make_steps(machine, order, waiting, kinds, state, steps, heat):  # type: ig
     """Make steps, which change starts and KV in place. Return by how much the sum of starts fell.
 
     For ``order`` and ``waiting`` see `_choose_requests`. They stay as they were at the beginning.
-    `put` adds a run to the KV (1) or removes it (-1).
+    For ``kinds`` and ``state`` see `_draw_kind`. `put` adds a run to the KV (1) or removes it (-1).
     """
     requests, capacity, use, starts, length = machine
     removed = np.zeros(_MAX_REMOVED, _REMOVED)

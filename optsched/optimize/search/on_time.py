@@ -267,7 +267,8 @@ class _Search:
     def new_run(self, home: Ints, worker: int) -> _Run:
         """Return a worker before the first arrival. Requests of others are late to it.
 
-        Late ones wait until nobody else does, and a run that only counts never serves them.
+        Late ones wait until nobody else does, and a run that only counts never serves them. It ends
+        when no request is `pending`: one that may still be in time and has not finished.
         """
         requests = self.requests.copy()
         requests["late"] = home != worker
@@ -300,6 +301,7 @@ class _Search:
                 run, order, knobs, until, max_lost, common.new_columns(self.instance)
             )
             try:
+                # The loop splits prefills (`split`), so no limit is too small for a whole one.
                 parts.append(common.part_of(self.job, run.requests, run.state, columns, split=True))
             except LoopError:  # some request is never served with these knobs
                 return
@@ -475,6 +477,7 @@ def _renumber(front: _Run, numbers: Ints, sizes: list[int], first_row: int) -> _
     for name in ("arrived", "batches", "entries", "evicted", "settled", "lost"):
         state[name] = 0
 
+    # The row of knobs that applies, the number of late ones, and that of requests done.
     state["row"] = max(0, int(state[0].row) - first_row)
     state["late"] = sizes[2]
     # The loop ends when all that come are done. Those present are not among them, but will count.
@@ -488,7 +491,8 @@ class _Window:
     It has the places `first` to `last` - 1 in the order of all arrivals, and begins with the plan
     `home` and `knobs`. `front` is the worker at its beginning. `ids` are the requests that arrive
     in it and are the worker's or let go, by arrival; flags and places count in this order. Those
-    before the place `fixed` stay as they are, and so do those from `movable` on.
+    before the place `fixed` stay as they are, and so do those from `movable` on. `now` is the
+    present plan with what comes of it, and `best` the best one so far.
     """
 
     def __init__(
@@ -549,6 +553,7 @@ class _Window:
 
         None if its value is above `max_late`. Until that moment both plans are the same. `moment`
         is a place in ``old.moments``: the m-th is before request m * `_PART` in order of arrival.
+        ``gone`` (who is let go) and ``knobs`` are the new plan's.
         """
         # Requests that have arrived by then are as they were. The new plan says who of the others
         # is let go, and so how many may still be in time.

@@ -42,8 +42,9 @@ def _let_go_in_a_pass(
 ) -> int:
     """Serve all by earliest deadlines, and set `gone` for whoever is too much; return how many.
 
-    With n requests, job i < n is the prefill of request i and job n + i its decodes. ``order`` has
-    the jobs by release.
+    With n requests, job i < n is the prefill of request i and job n + i its decodes. ``release``,
+    ``due`` and ``work`` are by job, in seconds, and ``order`` has the jobs by release. Whom an
+    earlier pass has set in `gone` (by request) is not served.
 
     A request that is let go at a missed deadline may have been worked for already. The clock is
     then set back by that work, perhaps too far: the next pass, from the beginning, sees to it.

@@ -30,7 +30,8 @@ _LONG = 150
 def _earliest(used: Ints, capacity: int, first_kv: int, output: int, start: int) -> int:
     """Return the earliest feasible start from ``start`` on.
 
-    A request that starts in round k holds first_kv + j tokens in round k + 1 + j, for j from 0 on.
+    ``used`` is the KV of the others by round, from which this request's own run was taken out.
+    Started in round k, it holds first_kv + j tokens in round k + 1 + j, for j from 0 on.
     Unlike `optsched.optimize.search.placement.earliest` it checks each run from its peak backward,
     so that the first conflict asks for the longest jump: twice as fast if many are live.
     """
@@ -139,7 +140,7 @@ def place_backward(
     for k in range(width):
         used[now + k] = window[row, k]
 
-    q = first_placed
+    q = first_placed  # the position to place next
     while q < n:
         # At a row, `keep` writes it, and otherwise it says whether the rest is as it was.
         if q == row * step:
@@ -148,7 +149,8 @@ def place_backward(
                     window[row, k] = used[now + k]
             elif q > np.uint64(last):
                 j = np.uint64(0)
-                # With the same KV in use here, all that follows keeps its distances.
+                # With the same KV in use here, all that follows keeps its distances, and comes as
+                # much later as the one before, at position q - 1, does.
                 while j < width and used[now + j] == window[row, j]:
                     j += np.uint64(1)
                 if j == width:

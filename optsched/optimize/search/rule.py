@@ -62,7 +62,7 @@ Saved = tuple[Any, Ints, Ints, Any, Ints]
 class Server:
     """An instance in seconds that can be served repeatedly, under different orders and brakes.
 
-    Requests are numbered by arrival.
+    Requests are numbered by arrival, and ``by_arrival`` has their numbers in the instance.
     """
 
     def __init__(self, instance: Instance, cost: CostModel, by_arrival: Ints) -> None:
@@ -174,7 +174,10 @@ class Server:
 
 @njit
 def _insert(requests: Any, wait: Ints, s: Any, i: int) -> int:
-    """Insert a request among those that wait, in order of key. Return its place."""
+    """Insert a request among those that wait, in order of key, then of arrival. Return its place.
+
+    ``wait`` has them, and ``s``, the loop's state, their number, which rises by one.
+    """
     key = requests[i].key
     low, high = 0, s.waiting
     while low < high:
@@ -243,6 +246,7 @@ def _admit(
     # In a hybrid batch those that run take a token each.
     beside = s.running if limits.hybrid else 0
     max_tokens = min(limits.max_prefill_tokens, limits.max_batch_tokens - beside)
+    # ``now`` is the number of batches so far: the place in `usage` of the one being formed.
     waiting, running, now = s.waiting, s.running, s.batches
     # p times the share that runs: a request waits while some m-th completion is less than this
     # times m x away, with a prefill of x seconds.
@@ -373,9 +377,9 @@ def _serve(
 ) -> tuple[common.Columns, Ints]:
     """Go on with the rule until all of `by_arrival` are done, or the state's limits end it.
 
-    `usage` is the KV after each batch if all that run go on. Return it and the columns: where they
-    were too short, longer arrays have taken their places. `lists` has those that wait, by key,
-    those that run, and those that join the batch being formed.
+    `usage` is the KV after each batch if all that run go on, and `columns` gets the batches made.
+    Return both: where they were too short, longer arrays have taken their places. `lists` has those
+    that wait, by key, those that run, and those that join the batch being formed.
     """
     s, n = state[0], by_arrival.shape[0]
     wait, running, joining = lists
@@ -384,7 +388,7 @@ def _serve(
     while s.done < n and s.arrived < s.stop and s.total <= s.enough:
         # The brakes are those of the last one that has arrived.
         brakes = requests[by_arrival[max(0, s.arrived - 1)]]
-        i = common.next_arrival(requests, s, by_arrival)
+        i = common.next_arrival(requests, s, by_arrival)  # -1: nobody else has arrived by now
         while i >= 0:
             brakes = requests[i]
             place = _insert(requests, wait, s, i)

@@ -173,7 +173,8 @@ class Best:
         ):
             # Entries and evictions of batch b end at entry b + 1 of `offsets` and `until`.
             offsets, request, tokens, until, evicted = check_columns(source)
-            batch = chosen[request[offsets[:-1]]]  # all requests of a batch are of one stretch
+            # By batch, whether it is taken: all of its requests are of one stretch.
+            batch = chosen[request[offsets[:-1]]]
             entries, evictions = (np.diff(ends)[batch].cumsum() for ends in (offsets, until))
             columns = request[chosen[request]], tokens[chosen[request]]
             start = judged.batch_start[batch].astype(np.float64)
@@ -315,15 +316,17 @@ class RuleSearch:
         arrival, finish, server = self._arrival[first:end], chosen.finish[first:end], self.server
         length = finish.max() - arrival[0]
         mean = (finish - arrival).sum() / length  # requests in the system (Little's law)
-        width = 1 + int(_WIDTH * mean)
+        width = 1 + int(_WIDTH * mean)  # requests of a window
         # How many are in the system when each request comes, and 0 at the end of the stretch.
         present = np.append(np.arange(end - first) - np.searchsorted(np.sort(finish), arrival), 0)
         quiet = np.flatnonzero(present < _QUIET * mean) + first
-        # By output token, the time that batches take beside the work of the requests themselves.
+        # By output token, the time that batches take beside the work of the requests themselves. A
+        # share of it counts below as due to those that are left.
         tokens = self.best.instance.output_tokens[self._order[first:end]]
         overhead = (length - self._work[first:end].sum()) / tokens.sum()
         server.begin(first)  # nobody is in the system where a stretch begins
 
+        # From here on `first` is the place of the next to arrive, where its window begins.
         while (first := server.arrived) < end and not budget.over:
             saved = server.save()
             until = min(end, first + width + int(_HORIZON * width))

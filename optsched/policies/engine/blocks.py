@@ -99,10 +99,11 @@ def caches_of(
 ) -> list[Cache]:
     """Return an empty cache for each worker of an instance with prefixes.
 
-    The requests' ranks and the state's first idle copy are written. `rule`: the eviction,
-    ``"lru"`` or ``"next-use"``, and the time to live. With next use, copies are merged: two of one
-    name would wait for the same request, which takes one. `served`: the order in which requests are
-    expected to use blocks; None: that of their releases.
+    The requests' ranks and the state's first idle copy are written. `seats`: max requests that run.
+    `rule`: the eviction, ``"lru"``, ``"ttl"`` (LRU with a time to live) or ``"next-use"``, and the
+    time to live; 0: none. `merge`: whether equal blocks become one copy. With next use they always
+    do: two of one name would wait for the same request, which takes one. `served`: the order in
+    which requests are expected to use blocks; None: that of their releases.
     """
     prefixes: Prefixes = instance.prefixes  # type: ignore[assignment]
     eviction, ttl = rule
@@ -117,6 +118,7 @@ def caches_of(
     check_size(needed, 1, "bytes of KV blocks", "larger prefix_block_tokens", "prefix_caching")
     # Each request's own blocks begin at `first` and get the next numbers: block d has place + d.
     place = np.cumsum(prefixes.blocks - prefixes.first) - prefixes.blocks
+    # By next use there is a line for each rank, from 0, one that stays empty, and the last one.
     lines = n + 2 if by_next_use else 1
     first_later = np.cumsum(prefixes.blocks) - prefixes.blocks
     ranked = np.arange(n)  # only next-use eviction looks at it, and it needs to know all arrivals
@@ -185,7 +187,11 @@ def name_of(cache: Cache, i: int, d: int) -> int:
 
 @njit(allocates=False)
 def cached_blocks(cache: Cache, i: int, limit: int) -> int:
-    """Return how many of request i's first blocks are cached, up to a limit."""
+    """Return how many of request i's first blocks are cached, up to a limit.
+
+    A block is cached if ``cache.holder`` has a copy of its name (-1: none). An owner's own blocks
+    are those from ``first`` on, block d by the name place + d, and ``above`` owns earlier ones.
+    """
     first, above, places = cache.tree
     node, high = i, limit
     # If a block is cached, so are those before it (see the module's text). The last one belongs to
@@ -260,7 +266,7 @@ def _store_blocks(
 ) -> None:
     """Name the blocks that request i now completes, from block `named` on; evict idle copies.
 
-    What has been allocated to it is in ``r.allocated``.
+    What has been allocated to it is in ``r.allocated``, and counts in ``s.held``, the KV in use.
     """
     # Idle copies stay as long as there are empty blocks.
     while s.held + cache.block * s.idle > limits.kv_capacity:
@@ -329,7 +335,7 @@ def free(requests: Records, i: int, s: np.record, limits: Limits, cache: Store) 
 
 @njit(allocates=False)
 def _release_blocks(requests: Records, i: int, s: np.record, cache: Cache) -> None:
-    """Let request i use its blocks no more, and give its row back.
+    """Let request i use its blocks no more, and give its row of the table back.
 
     `memory.free` will then free all of its KV. So blocks that others still use are added to what is
     held. Blocks that were allocated for a batch in which it then had no part lose their name.
@@ -349,6 +355,7 @@ def _release_blocks(requests: Records, i: int, s: np.record, cache: Cache) -> No
 
         _append_idle(s, cache, c, _idle_line(requests, i, cache, copy.name, d))
 
+    # The row is the first free one, and what is cached may have changed for those that wait.
     cache.table[row, 0] = s.free_row
     s.free_row, r.row, s.changed = row, -1, True
 
@@ -393,12 +400,12 @@ def _use_copy(s: np.record, cache: Cache, c: int) -> None:
 def _append_idle(s: np.record, cache: Cache, c: int, line: int) -> None:
     """Put a copy that nobody uses at the end of a line."""
     copy, head = cache.copies[c], cache.heads + line
-    # In the ring the head stands behind the last copy.
+    # In the ring the head stands behind the last copy, and its own `before` is that last one.
     copy.before, copy.behind = cache.copies[head].before, head
     cache.copies[copy.before].behind = c
     cache.copies[head].before = c
     s.idle += 1
-    s.last_line = max(s.last_line, line)
+    s.last_line = max(s.last_line, line)  # no line behind it has a copy
     if cache.ttl > 0:  # LRU, with one line
         copy.idle_at = s.now
         s.kept += 1

@@ -249,6 +249,7 @@ class Compiled(Workers):
     ) -> None:
         super().__init__(job, workers)
         self.mode = "restart" if limits.restart else "recompute"
+        # `assigned`: how many so far, for ``seq`` in sessions, where releases give the order.
         self.assigned, self.requests, self.limits = 0, requests, limits
         self.states = states = [state.copy() for _ in range(workers)]
         self.loop = loop._replace(run=skip_type_checks(loop.run))
@@ -259,6 +260,7 @@ class Compiled(Workers):
         self.finish[:] = np.inf
         rows = 3 if "reused" in requests.dtype.names else 2  # with a row `REUSED`, or without
         self.columns = [new_columns(job.instance, rows) for _ in states]
+        # By worker, the requests that were assigned to it, the first `counts` of the row.
         self.queues = np.empty((workers, job.instance.n), dtype=np.int64)
         # A loop uses up to four lines (`Worker`).
         self.lines = np.empty((workers, 4, job.instance.n + 1), dtype=np.int64)
@@ -353,11 +355,13 @@ class Compiled(Workers):
             in_turns(self.job, state, run)
             return []
 
+        # `pulled` may have ended the last call, and `wake` was when this one was due.
         state["watch"], state["pulled"], state["wake"] = watch, 0, 0.0
         in_turns(self.job, state, run)
         state["watch"] = False
         events = []
-        # The loop returned since KV began to come, to requests whose `move_start` was infinite.
+        # The loop returned since KV began to come, to requests whose `move_start` was infinite, and
+        # whoever owns the workers must know of it (`Event.moves`).
         if state[0].pulled > 0:
             move_start = self.requests["move_start"]
             for i in [i for i in self.not_pulled if move_start[i] < np.inf]:
@@ -412,7 +416,10 @@ def lacks_room(columns: Columns, s: Any, entries: int, evicted: int) -> bool:
 
 @njit
 def with_room(columns: Columns, s: Any, entries: int, evicted: int) -> Columns:
-    """Return columns with room for one more batch with so many entries and evictions."""
+    """Return columns with room for one more batch with so many entries and evictions.
+
+    Those that lack it are replaced by longer copies.
+    """
     table = columns.entries
     if s.entries + entries > table.shape[1]:
         # At least twice as long, so that all copies together take linear time.
@@ -541,7 +548,7 @@ def next_arrival(requests: Any, s: Any, by_arrival: Ints) -> int:
 def idle(requests: Any, s: Any, by_arrival: Ints, until: float) -> bool:
     """Move the clock to the next arrival of a request or of KV; return whether there is one.
 
-    KV that comes at ``until`` or later does not count.
+    KV that comes at ``until`` or later does not count; ``s.wake`` then says when it will be there.
     """
     next_event = np.inf
     if s.arrived < by_arrival.shape[0]:
@@ -619,7 +626,8 @@ def take_arrivals(requests: Records, s: np.record, w: Worker) -> int:
 @njit
 def run_batch(batches: Any, s: Any, duration: float) -> None:
     """Run the batch that has been formed: write its row, and move the clock to its end."""
-    # Where a schedule states no starts, the judge has a batch begin here.
+    # Where a schedule states no starts, the judge has a batch begin here: at the end of the last
+    # one, or at the last release of its requests.
     default = max(s.end, s.latest)
     b = batches[s.batches]
     b["start"] = s.origin + s.now  # not `b.start`: what compiled code returns has no attributes
@@ -634,7 +642,10 @@ def run_batch(batches: Any, s: Any, duration: float) -> None:
 
 @njit(allocates=False)
 def note_token(r: Any, s: Any) -> bool:
-    """Note the time of a token that the batch produced; return whether it is the request's last."""
+    """Note the time of a token that the batch produced; return whether it is the request's last.
+
+    Then ``r.leaving`` is set, and `remove_leaving` takes it from the running requests later.
+    """
     if r.produced == 1:
         r.first_at = s.now
 

@@ -165,7 +165,8 @@ def _mark_hopeless(requests: Records, s: np.record, lines: Ints, cost: Floats) -
     for k in range(s.queued):
         i = queue[k]
         r = requests[i]
-        # The bound is computed anew only when it has passed, since its prefill may have gone on.
+        # The bound `hopeless_at`, after which its prefill alone comes too late, is computed anew
+        # only when it has passed, since the prefill may have gone on.
         if s.now > r.hopeless_at:
             r.hopeless_at = r.first_due - time_alone(r, cost)
         if s.now > r.hopeless_at:
@@ -182,8 +183,9 @@ def _mark_hopeless(requests: Records, s: np.record, lines: Ints, cost: Floats) -
 def _update_slack(requests: Records, s: np.record, line: Ints, cost: Floats, knobs: Floats) -> None:
     """Find how long the requests that decode can wait, and those that cannot be in time any more.
 
-    The latter move to the end of the line. `s.spare` gets how many seconds a batch without decodes
-    may take, and `s.longest_decodes` how many a batch of decodes may take.
+    The latter move to the end of the line (`DECODES`). `r.left` of each gets the seconds that each
+    of its tokens left may take. `s.spare` gets how many seconds a batch without decodes may take,
+    and `s.longest_decodes` how many a batch of decodes may take.
     """
     # Over all that can be in time: the least seconds that a token may take, and the least step.
     s.spare = tightest = smallest = np.inf
@@ -192,7 +194,8 @@ def _update_slack(requests: Records, s: np.record, line: Ints, cost: Floats, kno
     while k < hopeful:
         i = line[k]
         r = requests[i]
-        # A request that runs has one more token at least, whatever was predicted.
+        # A request that runs has one more token at least, whatever was predicted. Its last token is
+        # `due`, and the next one no later than a `gap` after the latest, `last_at`.
         due, steps_left = r.due, float(max(1, r.estimate - r.produced))
         r.left = min((due - s.now) / steps_left, r.last_at + r.gap - s.now)
         # It is far behind (`_HOPELESS`), and late even in batches of its own.
@@ -283,9 +286,10 @@ def _has_place(r: np.record, s: np.record, limits: Limits, reserve: float) -> bo
     """Return whether there are a seat and KV for the input of a request, now and later.
 
     `reserve`: the share of the KV that requests are still predicted to take which must be free. If
-    nobody runs, only the present counts.
+    nobody runs, only the present counts. `s.growing`: what the decodes in the batch will add.
     """
     size = r.prompt + r.produced
+    # All predicted peaks, with its own, less what is held now and what its input takes.
     later = reserve * (s.reserved + r.peak - s.held - size)
     fits = has_room(s, s.growing + growth(r, size, limits), limits)
     if s.running >= limits.max_running or not fits:
@@ -349,7 +353,7 @@ def _evict(requests: Records, s: np.record, w: Worker, floor: float) -> bool:
     """Evict one request outside the batch that is being formed; return whether there is one.
 
     Late ones go first, then those that decode, the one due last first, then those of the queue.
-    Each line is gone through from its end.
+    Each line is gone through from its end. Whoever is in the batch has its number, ``formed`` + 1.
     """
     lines = w.lines
     for line in (LATE, DECODES, QUEUE):
@@ -394,7 +398,7 @@ def _add_prefills(
     """Add prefills of a line to a batch that takes at most a time; return its sums.
 
     The first that gets none, or not all of its input, ends the line: nobody overtakes it. `line`:
-    `QUEUE` or `LATE`. `reserve`: as in `_has_place`.
+    `QUEUE` or `LATE`. `reserve`: as in `_has_place`. `sums`: what the batch holds already.
     """
     limits = w.limits
     for k in range(_length(s, line)):
@@ -444,6 +448,7 @@ def _add_decodes(
             i = w.lines[DECODES, k]
             r = requests[i]
             k += 1
+            # Those that are behind in the first turn, the others in the second; nobody twice.
             slow = r.left < np.inf and r.left < knobs[BEHIND] * r.step
             if slow != behind or r.batch == s.formed + 1:
                 continue
@@ -512,7 +517,8 @@ def decide(requests: Records, s: np.record, w: Worker, settings: Settings, knobs
 def _begin_decoding(requests: Records, s: np.record, lines: Ints, i: int) -> None:
     """Move a request whose prefill has ended to those that decode, if it has not finished.
 
-    Its first token fixes the deadline of its last one.
+    Its first token fixes the deadline of its last one (``due``): by the pace, and by the latency
+    (``ends_by``).
     """
     r = requests[i]
     if r.late:
@@ -539,7 +545,8 @@ def _begin_decoding(requests: Records, s: np.record, lines: Ints, i: int) -> Non
 def _process(requests: Records, s: np.record, lines: Ints, entries: Ints, limits: Limits) -> None:
     """Process the entries of a batch: tokens, deadlines, and which line each request is in.
 
-    `entries`: requests and tokens of the batch alone.
+    `entries`: requests and tokens of the batch alone. A request that is found late (`_lose`) goes
+    on without deadlines; one that ends in time is taken off ``s.pending``.
     """
     finished = 0
     for k in range(entries.shape[1]):
@@ -592,8 +599,8 @@ def _process(requests: Records, s: np.record, lines: Ints, entries: Ints, limits
 def run(requests: Records, state: Records, w: Worker, settings: Settings) -> None:
     """Run until the requests assigned so far have finished, or up to a time.
 
-    A search may end it earlier: when too many are lost, or, where it only counts who is in time
-    (``counts``), when all have finished that may be.
+    A search may end it earlier: when too many are lost, that is late, or, where it only counts who
+    is in time (``counts``), when all have finished that may be (``s.pending`` is 0).
     """
     s, lines = state[0], w.lines
     while common.begin_turn(s, w):

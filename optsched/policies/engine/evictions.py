@@ -199,7 +199,8 @@ def evict_before_batch(requests: Records, s: np.record, w: Worker, random: Gener
 def _count_clearing(requests: Records, s: np.record, w: Worker) -> None:
     """Count a clearing, and end the loop if clearings would go on for ever.
 
-    If what was cleared is not enough, time passes as for a batch, and the next turn clears again.
+    If what was cleared is not enough (``s.stall``), time passes as for a batch, and the next turn
+    clears again.
     """
     stalled = s.clearings >= MAX_STALLED_CLEARINGS
     s.clearings += 1
@@ -245,7 +246,11 @@ def pause_prefills(requests: Records, i: int, s: np.record, w: Worker, cache: St
 
 @njit(allocates=False)
 def make_room(requests: Records, i: int, s: np.record, w: Worker, cache: Store) -> None:
-    """Evict running requests of lowest priority until request i can decode, itself last."""
+    """Evict running requests of lowest priority until request i can decode, itself last.
+
+    The running requests stand by priority, so the search begins at the end. Where i itself is
+    evicted, ``leaving`` tells the caller.
+    """
     needed = growth(requests[i], 1, w.limits)
     k = s.running - 1
 

@@ -152,6 +152,7 @@ class _Loop:
     def run_batches(self, queue: Ints, columns: Columns, until: float) -> Columns:
         """Ask, check and run one batch after the other (see `run`)."""
         s = self.s
+        # `outcome`: an event ends the call, as KV that has begun to come (`pulled`) does.
         while s.done < len(queue) and s.outcome == common.DONE and s.now < until and s.pulled == 0:
             self.job.budget.check(f"policy {self.job.name!r} ran")
             self.show_arrivals(queue)
@@ -221,6 +222,7 @@ class _Loop:
         away, r = self.requests["away"], self.requests
         # Only requests whose KV is here can be processed now.
         tokens = {i: c for i, c in batch.tokens.items() if self.move_end[i] == 0 and not away[i]}
+        # Evictions beyond `settled`, their number at the last batch, wait for the next one.
         if not tokens and away.any() and self.s.evicted + len(batch.evict) > self.s.settled:
             return self.ask(self)  # this object answers in place of the policy
 
@@ -274,6 +276,7 @@ class _Loop:
         This is `optsched.judge.life.advance` for all requests of the batch at once.
         """
         s, first, requests = self.s, self.s.entries, self.requests
+        # By entry of the batch: the request, its tokens, and the cached tokens that it claims.
         ids, tokens = (np.array(list(one)) for one in (batch.tokens, batch.tokens.values()))
         claims = np.array([batch.reused.get(i, 0) for i in batch.tokens], dtype=np.int64)
         newcomers = set(self.waiting).intersection(batch.tokens)
@@ -301,7 +304,8 @@ class _Loop:
             self.generated[decodes] += tokens[decoding] - 1  # the last one is counted below
 
         self.cached[ids] += tokens
-        # A batch that processes more than there is does not count; the judge refuses it.
+        # Progress is to have more cached than ever before. A batch that processes more than there
+        # is does not count; the judge refuses it.
         cached_now = np.minimum(self.cached[ids], requests["prompt"][ids] + requests["output"][ids])
         if (cached_now > self.max_cached[ids]).any():
             s.since_progress, self.max_cached[ids] = 0, np.maximum(self.max_cached[ids], cached_now)

@@ -206,6 +206,7 @@ def prefill_size(r: np.record, s: np.record, sums: Sums, limits: Limits, cost: F
         return tokens if tokens <= hard and (tokens <= soft or sums.tokens == 0) else REFUSED
 
     tokens = min(tokens, soft, hard)
+    # The batch may take `time_left` seconds by the pace of those that run, `piece` by the rules.
     if s.paced:
         tokens = tokens_within(r, sums, tokens, cost, s.time_left)
     if s.piece < np.inf:  # one token goes on in any case, however long the decodes take

@@ -23,7 +23,8 @@ TIES = 2**31
 def enter(requests: Records, s: np.record, w: Worker, i: int, random: Generator) -> None:
     """Let a request wait: at its rank, behind those that wait, or at random among its equals.
 
-    The queue is sorted by ``band``, ``key`` and ``place``.
+    The queue is sorted by ``band``, ``key`` and ``place``, the smallest first. ``counter`` numbers
+    those that begin to wait.
     """
     r = requests[i]
     r.band, r.key = 0, 0.0

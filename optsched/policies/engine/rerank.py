@@ -2,8 +2,9 @@
 
 This loop differs from `optsched.policies.engine.rules`. There the order is fixed when a request
 begins to wait, and running requests stand in a line that never changes. Here every token may move
-a request, and the loop decides anew before every batch which requests hold KV. A request
-that holds KV and has produced as many tokens as its *shield* says is no longer preempted.
+a request, and the loop decides anew before every batch which requests hold KV, that is have a
+*seat*. A request that holds KV and has produced as many tokens as its *shield* says is no longer
+preempted.
 
 Line 0 of a worker (``w.lines[0]``) is the queue, a heap, line 1 has the running requests, and
 line 2 is scratch for those that change their seats. `requests` and the state `s` are records, whose
@@ -84,7 +85,7 @@ def _budgets(requests: Records, s: np.record, w: Worker, decoding: int) -> tuple
 
     The first request in the order, whether it runs or waits, has a claim if it is in a prefill:
     decodes get what it leaves. `alone`: its prefill is larger than the scheduler's own limit, and
-    it is the only one in the batch.
+    it is the only one in the batch. ``s.front`` gets this request.
     """
     heap, running, limits = w.lines[0], w.lines[1], w.limits
     front = heap[0] if s.waiting > 0 else running[0]
@@ -129,10 +130,11 @@ def _choose(requests: Records, s: np.record, w: Worker, shares: tuple[bool, int,
     """
     heap, running, aside, limits = w.lines[0], w.lines[1], w.lines[2], w.limits
     sums = EMPTY
-    alone, decodes, prefills = shares
-    latest = 0.0
+    alone, decodes, prefills = shares  # the two numbers are max tokens of each phase
+    latest = 0.0  # the last release of a request in the batch
     kept = lost = admitted = position = 0
     seats = min(s.max_running, limits.max_running)
+    # Seats and KV taken so far, at first by KV on its way.
     seated, kv_used = ledger.kv_on_its_way(requests, running, s, limits)
     refused = False  # whether somebody was refused: from then on nobody is admitted
 
@@ -249,7 +251,8 @@ def decide(requests: Records, s: np.record, w: Worker) -> Sums:
     """Form the next batch after the evictions that precede it; return its sums.
 
     If it has no tokens, though requests lost seats, nobody loses one, and those that run try once
-    more without the queue. Line 2 of the worker has room for requests that change their seats.
+    more without the queue. `_choose` leaves ``kept``, ``lost`` and ``admitted``, the numbers of
+    requests that keep, lose and get a seat; the last two kinds stand in line 2 of the worker.
     """
     running, aside, waiting_before = w.lines[1], w.lines[2], s.waiting
     while True:
@@ -281,7 +284,10 @@ def decide(requests: Records, s: np.record, w: Worker) -> Sums:
 def _process(
     requests: Records, s: np.record, w: Worker, first: int, offsets: Ints, remaining: Floats
 ) -> None:
-    """Process the entries of a batch, which are those from ``first`` on, and rank its requests."""
+    """Process the entries of a batch, which are those from ``first`` on, and rank its requests.
+
+    Bands and keys change with each token. `offsets`, `remaining`: as for `_rank`.
+    """
     finished, entries = 0, w.columns.entries
     for k in range(first, s.entries):
         i = entries[REQUEST, k]
@@ -301,10 +307,14 @@ def _process(
 
 @njit(allocates=False)
 def run(requests: Records, state: Records, w: Worker, offsets: Ints, remaining: Floats) -> None:
-    """Run the policy until the requests assigned so far have finished, or up to a time."""
+    """Run the policy until the requests assigned so far have finished, or up to a time.
+
+    `offsets`, `remaining`: the forecast, as for `_rank`. Where nothing can run, ``s.front``, the
+    first in the order, is whom an error names.
+    """
     s = state[0]
     while True:
-        new = common.take_arrivals(requests, s, w)
+        new = common.take_arrivals(requests, s, w)  # how many have come; -1: return
         if new < 0:
             return
 
@@ -315,7 +325,7 @@ def run(requests: Records, state: Records, w: Worker, offsets: Ints, remaining: 
             requests[i].place = requests[i].seq
             push(requests, w.lines[0], s, i)
 
-        first, first_evicted = s.entries, s.evicted
+        first, first_evicted = s.entries, s.evicted  # where those of this batch begin
         sums = decide(requests, s, w)
         for k in range(first_evicted, s.evicted):
             i = w.columns.evicted[k]

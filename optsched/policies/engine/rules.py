@@ -5,6 +5,12 @@ is formed group by group (`prefills` says how large a prefill may be), and it is
 prefixes are cached (`optsched.policies.engine.blocks`), waiting requests stand in the order of the
 prefill that the cache leaves them, and their field ``cached`` has what each would find. `requests`
 and the state `s` are records, whose fields stand in `prefills` as those of the worker `w` do.
+
+A request's *seat* is its place in ``w.running``: it has one while it holds KV. While a batch is
+formed, admitted requests stand behind the first ``s.running``, and evicted ones are only marked
+(``leaving``); `_move_seats` then sorts the former in and takes the latter out. ``s.admitted`` and
+``s.lost`` count them, and ``s.partial`` the running requests whose prefill is not complete. `sums`
+is what the batch holds so far.
 """
 
 import numpy as np
@@ -76,12 +82,14 @@ def _next_prefill(
     """Return the position among the running requests of the prefill with the least work left.
 
     `FIRST_WAITING`: it is the first waiting request, which counts only `with_waiting`. `NOBODY`:
-    there is no prefill, or it takes longer than the gate, in seconds.
+    there is no prefill, or it takes longer than the gate, in seconds. Work is the seconds of the
+    prefill and, where the order counts them, of the decodes after it (``later``, else 0).
     """
     place, least_work, prefill_s = NOBODY, np.inf, np.inf
     # Without a prefill that has begun, nobody who runs need be looked at.
     for k in range(s.running if s.partial > 0 else 0):
         r = requests[w.running[k]]
+        # Evicted, in no prefill, or in this batch already, which is not counted in ``batches`` yet.
         if r.leaving or not ledger.prefills_next(r) or r.in_batch == s.batches + 1:
             continue
 
@@ -107,12 +115,13 @@ def _admissible(requests: Records, i: int, s: np.record, w: Worker, cache: Store
     needed = ledger.admission_kv(r, i, s, r.prompt + r.produced, w.limits, cache)
     if size > w.limits.max_running or not has_room(s, needed, w.limits):
         return False
+    # KV from another machine does not begin to come while evictions wait for their batch.
     if not ledger.may_pull(r, s, s.lost):
         return False
     if s.sorting == prefills.IN_GROUPS and r.band > 0:  # too few of its group wait
         return False
     # What the rules mean stands in `Rules`; ``"present"`` asks for no more than the above.
-    if s.admission == prefills.RESERVE:
+    if s.admission == prefills.RESERVE:  # `reserved`: the peaks of all that run
         return bool(s.reserved + r.peak <= w.limits.kv_capacity)
     if s.admission == prefills.PROTECT:
         # A request beyond the threshold runs if nobody else holds KV: else it would never run.
@@ -149,17 +158,18 @@ def _admit(requests: Records, s: np.record, w: Worker, cache: Store) -> None:
     tokens = r.prompt if ledger.is_elsewhere(r) else life.rest_of(r)
     ledger.admit(r, i, s, tokens if cache is None else 0, w.limits, cache)
     s.reserved += r.peak
-    evictions.project_steps(s, w, r, r.estimate - r.produced, 1)
+    evictions.project_steps(s, w, r, r.estimate - r.produced, 1)  # 1: they are added
 
 
 @njit(allocates=False)
 def _enough_begin(requests: Records, s: np.record, w: Worker, cache: Store) -> bool:
     """Return whether as many prefills can begin as should share a batch.
 
-    q of them wait q / 2 completions each, and delay N requests by a batch's fixed cost once. So
-    q is best as in the square root law of lot sizes: sqrt(2 x fixed cost x completions a second x
-    N). N counts a delay as often as the queue passes it on (`prefills.delay_factor`). The answer is
-    yes where there is no choice to make: nobody to wait for, or a prefill that has begun.
+    q of them wait q / 2 completions each, and delay N requests by a batch's fixed cost (``setup``,
+    in seconds) once. So q is best as in the square root law of lot sizes: sqrt(2 x fixed cost x
+    completions a second x N), where ``finished / now`` is the completions a second. N counts a
+    delay as often as the queue passes it on (`prefills.delay_factor`). The answer is yes where
+    there is no choice to make: nobody to wait for, or a prefill that has begun.
     """
     if cache is not None or s.running == 0 or s.waiting == 0 or s.partial > 0 or s.finished == 0:
         return True
@@ -194,16 +204,16 @@ def _enough_begin(requests: Records, s: np.record, w: Worker, cache: Store) -> b
 def _prefill_tokens(
     requests: Records, i: int, s: np.record, w: Worker, sums: Sums, cache: Store
 ) -> int:
-    """Return how many tokens of a prefill the batch takes, `PASSED_OVER` or `REFUSED`.
+    """Return how many tokens of a prefill the batch takes, `PASSED_OVER` (0) or `REFUSED` (-1).
 
     A request that waits must be admissible, too. Where its KV comes from elsewhere, 1 stands for
     its admission. With a cache, prefills that are not in the batch may be evicted for this one.
     """
     r = requests[i]
-    is_waiting = r.allocated == 0
+    is_waiting = r.allocated == 0  # else it runs, and has had room from its admission on
     c = 1 if ledger.is_elsewhere(r) else prefills.prefill_size(r, s, sums, w.limits, w.cost)
     if cache is not None and c > 0:
-        # End at a block, since others find whole blocks only.
+        # A part of more than a block ends where a block does, since others find whole blocks only.
         if cache.block < c < life.rest_of(r):
             c -= (r.cached + c) % cache.block
         if not is_waiting and not has_room(s, growth(r, c, w.limits), w.limits):
@@ -282,6 +292,7 @@ def _take_group(
             continue
 
         if r.decoding:
+            # It waits for prefills, being ahead of its pace, or the batch is of the other phase.
             if is_ahead(r, s) or (sums.prefill_requests > 0 and not w.limits.hybrid):
                 continue
             if sums.tokens >= max_batch:
@@ -311,7 +322,8 @@ def _take_group(
 def _take_shortest(requests: Records, s: np.record, w: Worker, sums: Sums, cache: Store) -> Sums:
     """Add prefills in ascending work left, begun ones and the first that waits; return the sums.
 
-    With a gate, none may be longer. Patient prefills begin together, or not now.
+    With a gate (`prefills.gate_seconds`), none may take longer. Patient prefills begin together, or
+    not now. This is the group ``"prefill"`` of `Rules`.
     """
     gate = np.inf
     if s.partial + s.waiting > 0 and (s.patient or s.gate < np.inf):
@@ -322,7 +334,7 @@ def _take_shortest(requests: Records, s: np.record, w: Worker, sums: Sums, cache
     admits = True
     while not s.closed:
         place = _next_prefill(requests, s, w, admits, gate, cache)
-        if place == NOBODY:
+        if place == NOBODY:  # nobody is left, or the one with the least work is beyond the gate
             break
 
         from_queue = place == FIRST_WAITING
@@ -341,10 +353,18 @@ def _take_shortest(requests: Records, s: np.record, w: Worker, sums: Sums, cache
 
 @njit(allocates=False, forceinline=True)
 def form_batch(requests: Records, s: np.record, w: Worker, cache: Store) -> Sums:
-    """Form the next batch group by group; return its sums."""
+    """Form the next batch group by group (`Rules` says what each group is); return its sums.
+
+    `RUNNING` has all that run, `RUNNING_DECODE` and `RUNNING_PREFILL` those of them in one phase,
+    `WAITING` the queue, each in its line's order. `PREFILL` joins the begun prefills and the first
+    request that waits, and each time takes the one with the least work left.
+    """
     sums = EMPTY
+    # `latest`: the last release of a request in the batch, before which it cannot start. `closed`:
+    # a prefill in it must run alone, so nobody else joins.
     s.latest, s.closed = 0.0, False
     s.admitted = s.lost = 0
+    # Seconds that a batch with prefills may take.
     if s.paced:
         s.time_left = prefills.time_left(requests, s, w.running)
 
@@ -355,6 +375,7 @@ def form_batch(requests: Records, s: np.record, w: Worker, cache: Store) -> Sums
     for group in (first, s.first_group, s.second_group, s.third_group):
         if group == PREFILL:
             sums = _take_shortest(requests, s, w, sums, cache)
+        # The short cut gives what `_take_group` would give.
         elif group in (prefills.RUNNING, prefills.RUNNING_DECODE) and _all_decode(
             requests, s, w, sums
         ):
@@ -391,7 +412,8 @@ def _runs_before(a: np.record, b: np.record, s: np.record) -> bool:
 def _move_seats(requests: Records, s: np.record, w: Worker, random: Generator) -> None:
     """Let requests that the batch evicted wait again, and sort admitted ones into the running ones.
 
-    The admitted requests stand behind the running ones in their list.
+    The ``s.admitted`` requests stand behind the running ones in their list, and the ``s.lost``
+    evicted ones, whose KV is free already, still among them.
     """
     first, last = s.running, s.running + s.admitted
     # The batch's own evictions are the last in the column.
@@ -455,7 +477,9 @@ def count_in(
 def decide(requests: Records, s: np.record, w: Worker, random: Generator, cache: Store) -> Sums:
     """Evict whom the overflow rule asks for, and form the next batch; return its sums.
 
-    They are empty where the loop ends or stalls, and where nothing fits.
+    They are empty where the loop ends (``outcome``), where it stalls, as clearings left too little
+    room (``stall``), and where nothing fits. ``holding``: requests that are ahead of their pace
+    wait for prefills.
     """
     # `EVICT_LATEST` evicts while the batch is formed: before it, only `promote` has anybody leave.
     if s.overflow != prefills.EVICT_LATEST or s.promote:
@@ -505,7 +529,10 @@ def _delay_projection(requests: Records, s: np.record, w: Worker) -> None:
 
 @njit(allocates=False, forceinline=True)
 def _process(requests: Records, s: np.record, w: Worker, rows: Ints, cache: Store) -> None:
-    """Process the entries of a batch, of which ``rows`` has requests and tokens."""
+    """Process the entries of a batch, of which ``rows`` has requests and tokens.
+
+    Tokens are noted, the KV of requests that finish is freed, and they leave the running ones.
+    """
     finished = completed = 0  # requests, and prefills
     held = s.held
     for k in range(rows.shape[1]):
@@ -530,7 +557,7 @@ def _process(requests: Records, s: np.record, w: Worker, rows: Ints, cache: Stor
         # counted it, so it has the number ``s.batches``.
         s.over -= w.usage[s.batches] > w.limits.kv_capacity
     if finished > 0:
-        s.clearings = 0
+        s.clearings = 0  # they are counted since the last completion
 
     common.after_batch(requests, w.running, s, finished)
 
@@ -541,19 +568,20 @@ def run(
 ) -> None:
     """Run a scheduler until the requests assigned so far have finished, or up to a time.
 
-    The projection of KV (``usage``) has room for the longest request that begins in the last row of
-    the columns, so it is not lengthened here.
+    The worker's columns get the batches. Its ``usage``, the KV projected for each batch to come, is
+    not lengthened here: `Compiled.step` makes it longer than the columns by the longest request,
+    and `common.take_arrivals` ends the loop when these are full.
     """
     s, entries = state[0], worker.columns.entries
     lists = (worker.lines[0], worker.lines[1], worker.usage, entries, worker.columns.evicted)
     w = Worker(*lists, worker.limits, worker.cost)
     while True:
-        new = common.take_arrivals(requests, s, worker)
+        new = common.take_arrivals(requests, s, worker)  # how many have come; -1: return
         if new < 0:
             return
 
         s.partial -= s.landed  # requests whose KV has come and that need no prefill
-        s.changed = s.changed or new > 0
+        s.changed = s.changed or new > 0  # with a cache, the queue must be sorted anew
         for k in range(s.arrived - new, s.arrived):
             queues.enter(requests, s, w, worker.coming[k], random)
 
@@ -561,7 +589,9 @@ def run(
         sums = decide(requests, s, w, random, cache)
         if s.outcome != common.DONE:
             return
-        if s.stall:  # let the time pass that the batch would take which could not run
+        # The overflow rule ``"clear"`` has evicted too few for the others to decode. The time of
+        # the batch that could not run passes, and the next turn clears again.
+        if s.stall:
             for k in range(s.running):
                 sums = add_decode(sums, requests[w.running[k]].cached)
 
@@ -575,6 +605,7 @@ def run(
             rows = entries[:, first : s.entries]
             _process(requests, s, w, rows, cache)
         else:
+            # The request that an error names if nothing can ever run.
             about = w.heap[0] if s.waiting > 0 else w.running[0]
             if not common.let_time_pass(requests, s, worker, about):
                 return

@@ -47,7 +47,7 @@ class Stepwise:
             self.requests[name][: old.size] = old[name]
 
     def batch(self, view: View) -> Batch:
-        """See `Policy.batch`."""
+        """See `Policy.batch`. The view goes into the records, and the loop forms one batch."""
         from optsched.judge.memory import kv_of
         from optsched.policies.engine import common, prefills, rules as loop
 

@@ -93,9 +93,11 @@ def _sort_by_cache(requests: Records, s: np.record, heap: Ints, cache: Cache) ->
     """Sort waiting requests by what each would find now, as SGLang does before every batch.
 
     The lowest key goes first. Then requests of the same `MIN_SHARED` first tokens, which the cache
-    lacks, stand behind all others but for the first of them.
+    lacks, stand behind all others but for the first of them: band 1. ``cache.leader`` has this
+    first one by the name of their last shared block; -1: nobody yet.
     """
     size, min_blocks = s.waiting, -(-MIN_SHARED // cache.block)  # whole blocks, rounded up
+    # Else all keys are 0, and the place decides: first come, first served.
     by_match = size <= MAX_MATCHED or s.order == SHORTEST_PREFILL
     for k in range(size):
         i = heap[k]
@@ -138,10 +140,10 @@ def _sort_by_cache(requests: Records, s: np.record, heap: Ints, cache: Cache) ->
 
 @njit(allocates=False)
 def _begin_step(requests: Records, s: np.record, running: Ints, limits: Limits) -> None:
-    """Begin a step: set its budget, and decide whether it defers prefills.
+    """Begin a step: set its budget, and decide whether it defers prefills (``s.defer``).
 
     Prefills run in every ``interval``-th step since the engine was idle. The steps between defer
-    them, unless the last ones left requests waiting.
+    them, unless the last step with prefills left requests waiting (``left_waiting``, by `_admit`).
     """
     s.budget_left, s.prefill_left = s.budget, limits.max_prefill_tokens
     s.decodes = s.prefills = 0
@@ -159,7 +161,7 @@ def _tokens_in_step(r: np.record, s: np.record, limits: Limits) -> int:
     """Return how many tokens of a request the step takes; 0 if none.
 
     A request asks for one token, with drafts for more, or for the rest of its input. A threshold
-    of 0 is none.
+    of 0 is none. ``s.decodes`` and ``s.prefills`` count the requests that have got tokens so far.
     """
     tokens = life.tokens_of_step(limits.drafts) if r.decoding else life.rest_of(r)
     if 0 < s.threshold < tokens:
@@ -232,7 +234,7 @@ def _schedule_running(requests: Records, s: np.record, w: Worker, cache: Store) 
     running, limits, k = w.lines[1], w.limits, 0
     while k < s.running and s.budget_left > 0:
         r = requests[running[k]]
-        # A step that defers prefills has tokens for decodes only.
+        # Its KV is on its way, or the step defers prefills and has tokens for decodes only.
         waits = not ledger.is_here(r) or (s.defer and not r.decoding)
         tokens = 0 if waits else _tokens_in_step(r, s, limits)
         if tokens == 0:
@@ -258,15 +260,18 @@ def _schedule_running(requests: Records, s: np.record, w: Worker, cache: Store) 
 def _admit(requests: Records, s: np.record, w: Worker, cache: Store) -> None:
     """Admit waiting requests, up to the first that must wait on.
 
-    Whatever the order is, nobody overtakes that one.
+    Whatever the order is, nobody overtakes that one. ``s.left_waiting`` notes for `_begin_step`
+    whether somebody waits on: then the next step prefills too, whatever the interval is.
     """
     heap, running, limits = w.lines[0], w.lines[1], w.limits
     while s.budget_left > 0 and s.waiting > 0 and s.running < limits.max_running:
         i = heap[0]
+        # `elsewhere`: prefilled on another machine. It is admitted so that its KV can come, which
+        # takes room from now on and no tokens of the step.
         r, elsewhere = requests[i], ledger.is_elsewhere(requests[i])
         ledger.look_up_prefix(r, i, cache)
         rest = life.rest_of(r)
-        # A deferred step takes no prefill, but for one of a single token.
+        # A step that defers prefills (`_begin_step`) takes only one of a single token.
         waits = elsewhere or (s.defer and rest > 1)
         tokens = 0 if waits else _tokens_in_step(r, s, limits)
         # With a reserve there must be KV for the whole input, though only the tokens take it now.
@@ -276,7 +281,6 @@ def _admit(requests: Records, s: np.record, w: Worker, cache: Store) -> None:
         # The watermark stays free for requests that run, so it counts only if there are some.
         if s.running > 0:
             kv += s.watermark
-        # Where its KV comes from elsewhere, it takes room now and no tokens of the step.
         gets_none = tokens == 0 and not elsewhere
         if gets_none or not has_room(s, kv, limits) or not ledger.may_pull(r, s):
             ledger.forget_prefix(r, cache)
@@ -299,7 +303,7 @@ def _admit(requests: Records, s: np.record, w: Worker, cache: Store) -> None:
 def _write_entries(requests: Records, s: np.record, w: Worker, cache: Store) -> Sums:
     """Write the entries of running requests that were granted tokens; return the batch's sums."""
     sums, running, entries = EMPTY, w.lines[1], w.columns.entries
-    s.latest = 0.0
+    s.latest = 0.0  # the last release of a request in the batch
     for k in range(s.running):
         r = requests[running[k]]
         if r.tokens == 0:
@@ -343,7 +347,7 @@ def run(requests: Records, state: Records, w: Worker, cache: Store) -> None:
     """
     s = state[0]
     while True:
-        new = common.take_arrivals(requests, s, w)
+        new = common.take_arrivals(requests, s, w)  # how many have come; -1: return
         if new < 0:
             return
         # The engine was idle until the requests that are just arriving: steps are counted anew, of
@@ -358,7 +362,7 @@ def run(requests: Records, state: Records, w: Worker, cache: Store) -> None:
         _begin_step(requests, s, w.lines[1], w.limits)
         if cache is not None and cache.ttl > 0:
             blocks.expire(s, cache)
-        if cache is not None and s.order >= LPM:
+        if cache is not None and s.order >= LPM:  # an order by what is cached
             _sort_by_cache(requests, s, w.lines[0], cache)
 
         first = s.entries

@@ -135,7 +135,11 @@ def _choose_members(requests: Records, s: np.record, w: Worker, settings: Settin
 
 @njit
 def _next_prefills(requests: Records, s: np.record, w: Worker) -> None:
-    """Choose the next prefills, as many members as the token limits C and P allow."""
+    """Choose the next prefills, as many members as the token limits C and P allow.
+
+    They are the first ``s.chosen`` of line `STEP`. 0: no member needs one any more, or the outcome
+    says that one is too large.
+    """
     lines, limits = w.lines, w.limits
     max_tokens = min(limits.max_batch_tokens, limits.max_prefill_tokens)
     s.chosen = s.growth = 0
@@ -145,7 +149,8 @@ def _next_prefills(requests: Records, s: np.record, w: Worker) -> None:
     while s.position < s.members:
         i = lines[BATCH, s.position]
         r = requests[i]
-        # A member that has kept its KV since an earlier window needs no prefill.
+        # A member that has kept its KV since an earlier window needs no prefill, nor does one that
+        # has produced its quota of the window.
         if r.cached == 0 and r.quota > 0:
             tokens = r.prompt + r.produced
             # The batch is full, and the next one begins with this member. If it alone is too large
@@ -180,7 +185,8 @@ def _next_decodes(requests: Records, s: np.record, w: Worker) -> None:
             s.chosen += 1
             s.growth += growth(r, 1, limits)
 
-    # Members stand by priority, so the last ones give up their KV and their part in the step.
+    # Members stand by priority, so the last ones give up their KV and their part in the step:
+    # `_make_room` evicts those from ``s.staying`` on.
     while kv + s.growth > limits.kv_capacity:
         staying -= 1
         r = requests[lines[BATCH, staying]]
@@ -198,7 +204,7 @@ def _next_decodes(requests: Records, s: np.record, w: Worker) -> None:
 def _make_room(requests: Records, s: np.record, w: Worker, evicted: Ints) -> None:
     """Evict until the step fits: requests outside the window first, each time the last in order.
 
-    Then the members go that may not stay.
+    Then the members go that may not stay (``s.staying``). Victim -1: nobody outside goes.
     """
     members, holders, limits = w.lines[BATCH], w.lines[HOLDERS], w.limits
     while True:
@@ -228,9 +234,12 @@ def _make_room(requests: Records, s: np.record, w: Worker, evicted: Ints) -> Non
 
 @njit
 def _step(requests: Records, s: np.record, w: Worker, entries: Ints) -> Sums:
-    """Process the chosen members in one batch; return its sums."""
+    """Process the chosen members in one batch, all prefilled or all decoded; return its sums.
+
+    They take their KV, and ``s.ended`` is set if one has finished (`_end_window` sees to it).
+    """
     sums = EMPTY
-    s.latest = 0.0
+    s.latest = 0.0  # the last release of a request in the batch
     for k in range(s.chosen):
         i = w.lines[STEP, k]
         r = requests[i]
@@ -263,7 +272,7 @@ def _run_window(requests: Records, s: np.record, w: Worker) -> Columns:
     # A completion ends the window early, so that others take the seat.
     while not s.ended:
         _next_prefills(requests, s, w)
-        s.fresh = s.chosen
+        s.fresh = s.chosen  # how many the step prefills: all that are chosen, or none
         if s.fresh == 0:
             _next_decodes(requests, s, w)
         if s.chosen == 0 or s.outcome != common.DONE:
@@ -285,7 +294,7 @@ def run(requests: Records, state: Records, w: Worker, settings: Settings) -> Col
     """Run until the requests assigned so far are done, or up to a time; return the columns."""
     s, columns = state[0], w.columns
     while True:
-        new = common.take_arrivals(requests, s, w)
+        new = common.take_arrivals(requests, s, w)  # how many have come; -1: return
         if new < 0:
             return columns
 

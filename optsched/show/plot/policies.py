@@ -60,7 +60,7 @@ def plot_distribution(
         units.add(unit)
         values = scale * np.sort(np.asarray(getattr(evaluation, metric), dtype=np.float64))
         values = values[~np.isnan(values)]
-        picked = style.thinned(len(values), _POINTS)
+        picked = style.thinned(len(values), _POINTS)  # the places of the values to draw
         if not picked:
             continue
 

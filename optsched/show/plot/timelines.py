@@ -201,7 +201,7 @@ def plot_kv(
             times, kv = _kv_of_worker(timeline, groups, w)
             look = {**style.line_style(w), "lw": 1, "where": "post"}
             ax.step(times, kv, label=timeline.worker_name(w), **look)
-    elif timeline.batch_shared is not None:
+    elif timeline.batch_shared is not None:  # requests share prefixes
         times, kinds = timeline.kv_by_kind(_STEPS, worker or 0)
         colours = [BLUE, style.GREEN, GREY]
         ax.stackplot(times, *kinds.values(), labels=kinds, step="post", lw=0, colors=colours)
@@ -227,6 +227,7 @@ def _kv_of_worker(timeline: Timeline, groups: int, worker: int) -> tuple[Any, An
     Where KV moves between workers it is the most of the batches that start in each step of time.
     """
     if timeline.evaluation.pools is not None:
+        # `runs`: the batches that start in each step of time.
         edges, runs = timeline.batch_bins(_STEPS, worker)
         # There is one edge more than steps, and at the end nothing is held. A worker without
         # batches has no edges at all.
@@ -261,6 +262,7 @@ def plot_batches(timeline: Timeline, ax: Axes | None = None, *, worker: int = 0)
         The worker to draw, counted from 0.
     """
     ax = axes(ax, (9.0, 3.5))
+    # `runs`: the batches that start in each step. `edges`: the times between steps, one more.
     edges, runs = timeline.batch_bins(_STEPS // 3, worker)
     means = {}
     for name in ("decode", "prefill", "refill"):

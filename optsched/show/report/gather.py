@@ -101,6 +101,7 @@ class Section:
 
     def _is_about(self, goal: str, certificate: Mapping[str, Any]) -> bool:
         """Whether a certificate is of an objective, and of its limits."""
+        # `IN_TIME`: the metric slo_attainment, of which the limits have to be the same, too.
         if self.instance is None or certificate["objective"] != IN_TIME:
             return bool(certificate["objective"] == goal)
         try:
@@ -177,7 +178,8 @@ def gather(files: Sequence[str | Path], cost_model: str | None = None) -> Report
         digest: _section(digest, instances.get(digest), answers)
         for digest in dict.fromkeys([*instances, *digests])
     }
-    # Certificates come first, whose verdicts results and comparisons show.
+    # `_ADD` has a function for each format. Certificates come first, whose verdicts results and
+    # comparisons show.
     for file, form, data in sorted(answers, key=lambda answer: list(_ADD).index(answer[1])):
         _ADD[form](sections[_digest(form, data)], file, data, cost_model)
     for section in sections.values():
@@ -214,6 +216,7 @@ def _section(digest: str, instance: Instance | None, answers: Sequence[_Answer])
         facts = [(name, number(v)) for name, v in instance.facts() if v is not None]
         return Section(digest, instance.name, instance, facts)
     for _, form, data in answers:
+        # `_NAMING`: formats of files that say what the instance is called.
         if form in _NAMING and _digest(form, data) == digest:
             about = data["instance"]
             section = Section(digest, str(about["name"]))
@@ -376,7 +379,7 @@ def _compare_with_judge(section: Section, label: str, name: str, claimed: float 
 def _check_results(section: Section, cost: str | None) -> None:
     """Check the objectives of results by evaluating their schedules, and bounds by certificates."""
     for entry in section.results:
-        label = entry.get("label")
+        label = entry.get("label")  # of its schedule, if that is at hand (`_add_result`)
         if label is not None:
             metric = first_metric(entry.get("objective_name") or TOTAL_LATENCY)
             name = str(entry.get("objective_name")) if metric is None else metric.name

@@ -176,6 +176,7 @@ def _calibrate(o: NDArray[np.float64], mae: float, bias: float) -> tuple[float, 
 
     def errors(shift: float, spread: float) -> tuple[float, float]:
         """Return the mean error and the mean absolute error of max(1, o + shift + spread Z)."""
+        # An error is max(cut, e) = cut + max(0, e - cut); `_mean_above` is the mean of the last.
         mean = float(weights @ (cuts + _mean_above(shift, spread, cuts)))
         # |max(cut, e)| = 2 max(0, e) - max(cut, e) since cut <= 0
         return mean, 2 * float(_mean_above(shift, spread, np.zeros(1))[0]) - mean

@@ -352,6 +352,7 @@ def read_with_findings(
     if "tokenizer" in form.options and wanted.tokenizer is None:
         notes.append("tokens are words; tokenizer=NAME (--tokenizer NAME) counts a model's")
 
+    # Nanoseconds since the first arrival. `backwards`: rows that are earlier than the one before.
     kept, since_ns = _arrivals(kept, wanted, for_arrivals, sort=bool(rows.backwards))
     instance = _instance(file, kept, wanted, since_ns, ids_tokens)
     # Arrivals that were drawn say nothing of the clients that sent the requests.

@@ -55,7 +55,7 @@ class Rows:
         for block in blocks:
             block = self._usable(block)
             self._check_order(block)
-            if self._rng is not None:
+            if self._rng is not None:  # a sample: no key from `_max_key` on can still be in it
                 keys = self._rng.random(len(block.line))
                 possible = keys < self._max_key
                 block = block.pick(possible)
@@ -103,6 +103,7 @@ class Rows:
                     "Poisson arrivals of R requests a second, or inf says so"
                 )
         elif not self.source.drawn and len(block.time_ns):
+            # `_last_ns`: the arrival of the last row of the blocks before.
             before = block.time_ns[0] if self._last_ns is None else self._last_ns
             back = np.diff(block.time_ns, prepend=before) < 0
             self._last_ns = int(block.time_ns[-1])
@@ -133,6 +134,7 @@ class Rows:
 
         Where most rows have impossible times, the times of the others are not trusted either.
         """
+        # The error of the first row that cannot be read, and the number of requests collected.
         first, held = self.findings.first, self._held
         if first is not None and (not held or self.contrary > self.usable):
             raise first

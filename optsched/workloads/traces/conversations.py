@@ -65,6 +65,7 @@ def _read(source: Source, names: tuple[str, ...]) -> Iterator[Block]:
 
 def _block(source: Source, turns: list[_Turn]) -> Block:
     """Return turns as rows: in closed loop calls, each after the last one of its conversation."""
+    # The first four fields: line, conversation, prompt and output.
     line, _, prompt, output = np.array([turn[:4] for turn in turns], dtype=np.int64).T
     ids = None
     if source.shared and not any(None in turn.ids for turn in turns):
@@ -72,6 +73,8 @@ def _block(source: Source, turns: list[_Turn]) -> Block:
     if not source.closed:
         return Block(line, prompt, output, ids=ids)
 
+    # A call is its name, the names of those before it, and 0 ns between (`Block.calls`). `last`:
+    # the name of the last one by conversation.
     calls, last = list[Any](), dict[int, tuple[int, int]]()
     for k, turn in enumerate(turns):
         before = (last[turn.talk],) if turn.talk in last else ()

@@ -23,6 +23,7 @@ def check_declared(source: Source, line: int, fields: Mapping[str, Any]) -> None
     if form is None or "columns" in form.options:
         return
 
+    # Names that mean a version, the scope of ids, or the tokens of a block.
     for name in fields.keys() & _ALL:
         value, expected = fields[name], ""
         if value is None:

@@ -94,7 +94,8 @@ class _Table:
 
     `values`: different values of columns that should have one, by name. `failures`: the warning
     about each column of statuses. `calls`: how many were read. `sessions`: number of each session,
-    by name. `last`: name and end of the last call of each session, by number.
+    by name. `last`: name and end of the last call of each session, by number. What each field of
+    `layout` is stands at the top of ``layouts.toml``.
     """
 
     def __init__(self, source: Source, layout: Layout) -> None:
@@ -181,6 +182,7 @@ class _Table:
         if "prompt_tokens + 1" not in layout.plus:  # else the user knows what to add
             wanted |= cached_names(layout.names["prompt_tokens"])
 
+        # Usual names of statuses, ids, units and clients, which are looked at unasked.
         others = (*status.NAMES, *status.IDENTITY_NAMES, *status.UNIT_NAMES, *layout.foreign)
         others += (*ID_NAMES, *PARENT_NAMES, REFERENCES, *status.CLIENT_NAMES)
         return wanted | {f"? {name}": (name,) for name in others if plain_name(name) not in named}
@@ -189,15 +191,16 @@ class _Table:
         """Refuse a file whose names or marks say another format or unit than is meant."""
         source, layout = self.source, self.layout
         findings, first = source.findings, int(rows.line[0])
+        # `foreign`: columns that another format has, and words that name it.
         for name, words in layout.foreign.items():
             if f"? {name}" in have and "arrival" in have and not source.says_unit("arrival"):
                 raise findings.at(first, f"found the field {name} of {words}")
 
-        for name, column in layout.plus.items():
+        for name, column in layout.plus.items():  # columns that the user adds to tokens
             if name not in have:
                 raise findings.at(first, f"expected values in {column}, to be added; found none")
 
-        for point in DURATIONS.values():
+        for point in DURATIONS.values():  # points in time at which a TTFT or a latency ends
             if point in have and "arrival" not in have:
                 raise findings.at(first, f"found {point} without arrival, from which times count")
 
@@ -212,7 +215,7 @@ class _Table:
             if len(values) == 1 and "arrival" in says:
                 says["arrival"] = (UNIT_WORDS.get(values.pop().casefold()), name)
 
-        if layout.guess:
+        if layout.guess:  # names have units (_ms), or values show them
             for name, (unit, _) in says.items():
                 shown = unit or shown_unit(rows.columns[name], point=name not in DURATIONS)
                 if shown:
@@ -369,7 +372,8 @@ class _Table:
     def _failed(self, rows: Fields, have: Set[str]) -> Mask:
         """Return the rows that a status calls failed.
 
-        One that says neither cannot be read where the user names the columns; else it failed.
+        One that says neither cannot be read where the user names the columns (``open``); else it
+        failed.
         """
         failed = np.zeros(len(rows.line), dtype=bool)
         for name in sorted(name for name in have if name.startswith("status ")):
@@ -522,7 +526,7 @@ def _register(
     layout = Layout(
         names={field: tuple(text.split(" | ")) for field, text in table.pop("names").items()},
         units={"": unit, **table.pop("units", {})},
-        json=None if json == "either" else json,
+        json=None if json == "either" else json,  # None: look at the file
         **table,
     )
     options = ["unit"]

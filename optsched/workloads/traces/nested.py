@@ -35,7 +35,7 @@ class Repeats:
             for k in np.flatnonzero(kept).tolist():
                 name = rows.columns[field][k]
                 again[k] = name in seen
-                seen.update({name} - {"", "null"})
+                seen.update({name} - {"", "null"})  # those without a name repeat no other
 
             rows.odd(
                 f"values of {rows.names[field]} come again: a request that was tried or sent again "

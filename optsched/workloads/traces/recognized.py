@@ -88,7 +88,7 @@ def recognize(path: str | Path, run: int | None = None) -> str:
     # matter if both read the same, unless the best lacks its own marks.
     best, doubtful = fits[-1], list[str]()
     for fit in fits:
-        ranks_equal = fit.rank[:3] == best.rank[:3]  # all of it but the format's name
+        ranks_equal = fit.rank[:3] == best.rank[:3]  # rows unread, marks and fields, not the name
         reads_as_much = fit.fields >= best.fields and fit.unreadable == best.unreadable
         lacks_marks = fit.marked is False and not best.marked
         may_be_meant = ranks_equal or (lacks_marks and reads_as_much)
@@ -106,7 +106,10 @@ def recognize(path: str | Path, run: int | None = None) -> str:
 
 
 def _beginning(path: Path, folder: Path) -> Path:
-    """Return a file with the first lines of a long one, or the beginning of each of its lists."""
+    """Return a file with the first lines of a long one, or the beginning of each of its lists.
+
+    It is written to `folder`. A short file, or one that cannot be cut, is returned as it is.
+    """
     if is_parquet(path):
         return path
     with open_bytes(path) as stream:
@@ -132,7 +135,10 @@ def _beginning(path: Path, folder: Path) -> Path:
 
 
 def _cut(path: Path, folder: Path) -> Path:
-    """Return a file whose documents have short lists, since every format tries to read it."""
+    """Return a file whose documents have short lists, since every format tries to read it.
+
+    It is written to `folder`. What is no JSON is returned as it is.
+    """
 
     def cut(value: Any) -> Any:
         if isinstance(value, dict):
@@ -176,7 +182,10 @@ def _most_like(path: Path) -> str:
 
 
 def _fit(name: str, path: Path, run: int | None) -> _Fit | None:
-    """Return how a format reads the beginning of a file; None if it does not."""
+    """Return how a format reads the beginning of a file; None if it does not.
+
+    `run`: the number of the run to read, in formats whose files have several.
+    """
     takes = FORMATS.get(name).options
     options: dict[str, Any] = {"run": run} if "run" in takes else {}
     # Prefixes do not matter, and in `_KV` all requests fit. In closed loop a format may do without

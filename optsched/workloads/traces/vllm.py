@@ -45,7 +45,8 @@ def read_vllm(source: Source) -> Iterator[Block]:
     drafts are read.
     """
     _, run = pick_run(source, floats=float)
-    # Both formats have the same fields, so `recognize` goes by the backend that the run names.
+    # Both formats have the same fields, so `recognize` goes by the backend that the run names: 1 if
+    # it is this format's, in place of the number of fields.
     source.findings.fields = int(
         source.form is not None and source.form.name in str(run.get("backend"))
     )
@@ -79,7 +80,7 @@ def read_vllm(source: Source) -> Iterator[Block]:
     elif has_times and ttft is not None:
         latency = ttft + _after_first(rows, lists["itls"], ttft, output, skip)
 
-    if has_times and "itls" in lists:  # the power of ten is the seconds of a unit of times
+    if has_times and "itls" in lists:  # a unit in seconds: `PLACES` is 9 for s, 6 for ms
         gaps = _gaps(lists["itls"], output, skip, 10.0 ** (PLACES[source.unit("latency", "s")] - 9))
     if (limit := exact_whole(as_text(run.get("max_concurrency")))) is not None:
         source.findings.clients = f"the file says max_concurrency {limit}", limit
@@ -156,6 +157,7 @@ def _after_first(
 
     Some files begin these lists with the time to the first token, which is no step. A file is taken
     for one of them if that is so of most requests, and the time is then taken off their sums.
+    `ttft`: in seconds. `output`: numbers of tokens. `skip`: rows of which no time is read.
     """
     # Seconds of a unit of the steps: `PLACES` is 9 for seconds, 6 for milliseconds, and so on.
     scale = 10.0 ** (PLACES[rows.source.unit("latency", "s")] - 9)

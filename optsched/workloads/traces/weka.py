@@ -40,7 +40,7 @@ def read_weka(source: Source) -> Iterator[Block]:
         for line, session in sessions:
             check_unit(source, line, session, "s")
             of_session, name = list[Call](), next(session_names)
-            # The power of ten is the seconds of a unit of times.
+            # The seconds of a unit: `PLACES` is 9 for seconds, 6 for milliseconds, and so on.
             _link(of_session, session.get("requests"), 10.0 ** (PLACES.get(unit, 9) - 9))
             _check_base(source, line, of_session)
             lines += [line] * len(of_session)

@@ -35,8 +35,9 @@ def by_kv(prob: BatchProblem) -> list[Weight]:
         for z in kv_sizes(prob, s, o):
             sizes[z] += number
 
-    # Between two sizes all thresholds do the same. One of size z keeps z, one of capacity - z + 1
-    # raises it to the whole room. Each is valid alone: of too many some will do.
+    # By a threshold t, sizes above capacity - t count as the whole room, and those below t as 0
+    # (`_keep_or_drop`). Between two sizes all thresholds do the same. One of size z keeps z, one of
+    # capacity - z + 1 raises it to the whole room. Each is valid alone: of too many some will do.
     thresholds = sorted({min(z, capacity - z + 1) for z in sizes})
     max_thresholds = max(_MIN_THRESHOLDS, _STEPS // (len(sizes) + sum(prob.output)))
     thresholds = thresholds[:: -(-len(thresholds) // max_thresholds)]

@@ -155,7 +155,8 @@ class Search:
         """Search until the work time ``end`` or another limit. Return why the search ended.
 
         Between two slices of ``limit`` rows it looks at the limits and reports progress. Gaps are
-        those of the search for all requests, whichever part this is.
+        those of the search for all requests, whichever part this is. With ``max_expanded`` it ends
+        after so many rows, too.
         """
         limit = 1
         try:

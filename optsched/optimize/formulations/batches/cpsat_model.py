@@ -67,9 +67,9 @@ class Model:
     """The CP-SAT model of a problem.
 
     `decode`, `prefill` and `gain` have D_ivj, P_ivj and G_ivj at ``[i][v][j]``. What has two places
-    is by request and batch: `tokens` is c_ij, `prefill_tokens` the part of it that counts in P, and
-    `work` the own work; `ready` is there with chunks only. `used`, `decodes` and `prefills` are by
-    batch.
+    is by request and batch: `produced` is k_ij, `cached` m_ij, `tokens` c_ij, `prefill_tokens` the
+    part of it that counts in P, and `work` the own work; `ready` is there with chunks only. `used`,
+    `decodes` and `prefills` (1 if the batch does so) are by batch.
     """
 
     def __init__(self, prob: BatchProblem, batches: int, start: Plan | None) -> None:
@@ -118,8 +118,9 @@ class Model:
         decode, prefill = self.decode[i], self.prefill[i]
 
         for j in self.prob.budget.through(self.steps):
-            before = self.produced[i][j - 1] if j else 0
+            # After the batch before: the tokens produced, and 1 if it has finished, or holds KV.
             # Before the first batch nothing is produced or held.
+            before = self.produced[i][j - 1] if j else 0
             done = self._has_finished(i, j - 1)
             held = self.hold[i][j - 1] if j else 0
             self.produced[i][j] = model.new_int_var(0, o, f"k_{i}_{j}")
@@ -217,8 +218,8 @@ class Model:
         tokens = model.new_int_var(0, min(largest, prob.batch_tokens), f"c_{names}")
         model.add(m == kept + tokens)
         model.add(m >= 1).only_enforce_if(hold)
-        # Its whole input is cached after the batch, so that it decodes next, if its KV is kept; and
-        # it was before and is kept, so that it may decode now.
+        # `ready`: its whole input is cached after the batch, so that it may decode in the next one
+        # if its KV is kept. `may_decode`: it was ready before this batch, and its KV is kept.
         ready = model.new_bool_var(f"r_{names}")
         may_decode = model.new_bool_var(f"rk_{names}")
 
@@ -264,6 +265,7 @@ class Model:
         """Return `Costs.prefill` as an expression. All terms are 0 without a prefill.
 
         ``tokens`` is 0 without one, but ``kv`` is not, so its own term has to ask for a prefill.
+        Neither exceeds ``largest``.
         """
         c = self.prob.costs
         work = (c["token"] + c["prefill_token"]) * tokens + c["prefill_request"] * prefills
@@ -304,6 +306,7 @@ class Model:
         self.used = [model.new_bool_var(f"u_{j}") for j in self.steps]
         self.decodes = [model.new_bool_var(f"hd_{j}") for j in self.steps]
         self.prefills = [model.new_bool_var(f"hp_{j}") for j in self.steps]
+        # The fewest batches, and the fewest that prefill; and weights of KV with their largest sum.
         needed, prefill_batches = batches_needed(prob)
         functions = by_kv(prob)[:_CUTS]
 
@@ -311,6 +314,7 @@ class Model:
             used, decodes, prefills = self.used[j], self.decodes[j], self.prefills[j]
             # A batch has a phase iff some request does that in it.
             for variables, phase in ((self.decode, decodes), (self.prefill, prefills)):
+                # D of a first token is the number 0, and no literal.
                 chosen = (tokens[j] for request in variables for tokens in request)
                 literals = [x for x in chosen if not isinstance(x, int)]
                 for literal in literals:
@@ -509,6 +513,7 @@ class Model:
             # Batches after the last one are not used.
             batch = start[j] if j < len(start) else Batch(())
             state.evict(batch.evicted)
+            # Of each request in the batch: whether it decodes.
             phase = {i: state.ready[i] for i, _ in batch.entries}
             clock = max([clock, *(self.prob.arrival[i] for i in phase)])
             if self.apart:

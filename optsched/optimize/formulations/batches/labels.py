@@ -297,7 +297,8 @@ class SuffixSearches:
     """The searches for the requests from every arrival on, the last one first.
 
     `best` and `bound` are levels (`BatchProblem.level`). Nothing from `best` on is searched for.
-    `rests[m]` has the best batches of the requests from m on alone, where these were solved.
+    `rests[m]` has the best batches of the requests from m on alone, where these were solved. The
+    plan ``start`` is the first incumbent; None: there is none yet.
     """
 
     def __init__(self, prob: BatchProblem, start: plans.Plan | None, options: SolveOptions) -> None:
@@ -305,7 +306,7 @@ class SuffixSearches:
 
         self.core, self.prob, self.plan, self.expanded = core, prob, start, 0
         self.name = prob.objectives[0]
-        self.sums = self.name not in (*ENDS, COUNTED)
+        self.sums = self.name not in (*ENDS, COUNTED)  # whether S adds up what requests count
         self.due = _due(prob)
         keys = zip(prob.arrival, prob.output, prob.prompt, self.due, range(prob.n), strict=True)
         # By arrival, and equal requests side by side, as `Tables` asks for.
@@ -325,6 +326,7 @@ class SuffixSearches:
         self._alone_before = [0, *np.cumsum(alone).tolist()]
         arrivals = self.sums * self.tables.arrival[::-1]
         self._arrivals_from = [*np.cumsum(arrivals).tolist()[::-1], 0]
+        # Only levels below the start's and the cutoff are searched for.
         ceilings = [NONE]
         ceilings += [] if start is None else [self._count(start) - self._arrivals_from[0]]
         ceilings += [] if prob.cutoff is None else [math.ceil(prob.cutoff)]
@@ -373,7 +375,7 @@ class SuffixSearches:
         t, ceiling, max_expanded = int(tables.arrival[m]), NONE, _MAX_EXPANDED
         # From one moment to the next: at first about three decode batches' fixed costs.
         step = 3 * (base + decode_base) + 1
-        # Nothing that is worse than the incumbent without those before m is searched for.
+        # Nothing is searched for that is worse than the incumbent without those before m (`known`).
         known = None if self.plan is None else _without(self.plan, self.order[:m])
         if known is not None:
             ceiling = self._count(known)
@@ -493,7 +495,8 @@ class SuffixSearches:
         if m == 0 and search.goal >= 0:
             self.best = search.best - self._arrivals_from[0]
 
-        # A part that begins at its own arrival adds up with what the others need alone.
+        # `bound_of_others` is of those from m on. Where the search begins at their own arrival, it
+        # adds up with what those before m need, each alone.
         if search.begin == self.tables.arrival[m]:
             self._raise(self._alone_before[m] + bound_of_others)
         if self.progress is not None:
@@ -521,16 +524,18 @@ def _tables(prob: BatchProblem, order: list[int], due: list[tuple[int, int]]) ->
     for p, i in enumerate(order):
         s, o = prob.prompt[i], prob.output[i]
         tokens[p, :o] = [s + k for k in range(o)]
-        # After token k the prompt and k - 1 tokens are cached: the last one is not yet.
+        # After token k the prompt and k - 1 tokens are cached: the last one is not yet. The offset
+        # is held on top, and in whole blocks.
         kv[p, 1 : o + 1] = [-(-(s + k - 1 + prob.offset) // block) * block for k in range(1, o + 1)]
         prefill[p, :o] = [c.prefill(s + k) for k in range(o)]
         decode[p, 1:o] = [c.decode(s + k - 1) for k in range(1, o)]
-        # A refill in place may pay, by rule 2, where a decode alone is dearer, or if none may stand
-        # beside prefills. From here on calm: no later one may.
         decode_dearer = decode[p, 1:o] + c["decode_base"] > prefill[p, 1:o]
         # Sums from the last token back: the work of token k + 1 and all later ones.
         decodes[p, :o] = decode[p, o - 1 :: -1].cumsum()[::-1]
+        # The bound by sharing counts a refill as a decode, so none may be cheaper.
         shared &= not (evicts and decode_dearer.any())
+        # A refill in place may pay, by rule 2, where a decode alone is dearer, or if none may stand
+        # beside prefills. Calm: neither the next token's may, nor that of a later one.
         refill_may_pay = evicts & (decode_dearer if prob.hybrid else np.ones_like(decode_dearer))
         calm[p, 1:o] = ~np.logical_or.accumulate(refill_may_pay[::-1])[::-1]
         calm[p, 0] = not refill_may_pay.any()
@@ -553,6 +558,7 @@ def _tables(prob: BatchProblem, order: list[int], due: list[tuple[int, int]]) ->
 
     weights, largest = _weights(prob, order, 2 * longest)
     shared &= counted == FINISHES
+    # Equal requests have one kind: the place of the first of them.
     sizes = [(prob.arrival[i], prob.output[i], prob.prompt[i], due[i]) for i in order]
     limits = [prob.batch_tokens, prob.prefill_tokens, prob.capacity, prob.running]
     return Tables(
@@ -612,8 +618,8 @@ def _set_work_left(
 def _weights(prob: BatchProblem, order: list[int], codes: int) -> tuple[Any, Any]:
     """Return what the steps still to come weigh, and the largest weight of a batch.
 
-    The first is by request, code and kind of weight; the second by kind, with `BY_KV` or
-    `BY_INPUT`. There are no kinds for objectives other than the makespan.
+    The first is by request, code (of so many ``codes``) and kind of weight; the second by kind,
+    with `BY_KV` or `BY_INPUT`. There are no kinds for objectives other than the makespan.
     """
     from optsched.optimize.formulations.batches.labels_kernel import BY_INPUT, BY_KV
 

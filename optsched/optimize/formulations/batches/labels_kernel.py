@@ -16,10 +16,10 @@ dearer; 3 decodes without a resident; 4 waiting for an arrival while there is ti
 Rules 3 and 5, and the bound of a batch in the making, are for quiet states: nothing is evicted from
 there on, and all that is unfinished fits together.
 
-Arguments that many functions have: a batch in the making concerns the first ``size`` requests of
-``scratch.who``, and the e-th of them does ``choices[e, take[e]]``. ``slack`` or ``enough`` is the
-incumbent less what is counted so far: a bound that reaches it leaves nothing better. ``sorts`` is
-scratch space (`new_sorts`).
+Arguments that many functions have: ``row`` is a state, and ``t`` the time from which it goes on. A
+batch in the making concerns the first ``size`` requests of ``scratch.who``, and the e-th of them
+does ``choices[e, take[e]]``. ``slack`` or ``enough`` is the incumbent less what is counted so far:
+a bound that reaches it leaves nothing better. ``sorts`` is scratch space (`new_sorts`).
 """
 
 from typing import Any, NamedTuple
@@ -71,9 +71,12 @@ TRIED, MAX_TRIED = 6, 7
 LABEL, START, MODE, SIZE, AFTER, FIRST_END, DEPTH, CHILD, QUIET, ALL_FIT, ANY_UNBEGUN, MAY_DIVE = (
     range(12)
 )
-"""Places of `Scratch.now`: the label at hand, or -1; of the batch in the making its start, its mode
-(see `_offer`), how many it may hold, the next arrival and the request of `who` to go on from, or
--1; the first end of a batch of one; the child to dive into, or -1; and what holds for the label."""
+"""Places of `Scratch.now`. LABEL: the label at hand, or -1. START: when the batch in the making
+begins. MODE: in a quiet state 1 if it decodes, and 0 if not; else 0. SIZE: how many requests are in
+`who`. AFTER: the first arrival later than START. FIRST_END: when a batch of one request could end.
+DEPTH: the place in `who` whose choice is next, SIZE if all are made, -1 if the mode has no other
+batch. CHILD: the child to dive into, or -1. And 1 or 0: the state is QUIET; the unfinished requests
+and the peaks of their KV fit together (ALL_FIT); ANY_UNBEGUN; and the label MAY_DIVE."""
 COLUMNS = ("rows", "acts", "more", "since", "time", "done", "low", "parent", "link", "flag")
 """Fields of `Search` by label."""
 NEVER = 2**62
@@ -185,7 +188,7 @@ def new_sorts(n: int) -> Ints:
 def new_scratch(n: int, rows: Ints) -> Scratch:
     """Return the scratch space for a label of n requests, with no label at hand.
 
-    The arrays are in the order of the fields of `Scratch`.
+    The arrays are in the order of the fields of `Scratch`. Codes have the type of ``rows``.
     """
     return Scratch(
         np.zeros(n, rows.dtype),
@@ -296,9 +299,10 @@ def _bound_shared(row: Ints, cut: int, t: int, tables: Tables, sorts: Ints) -> A
     """Return a lower bound on the sum of the completions of the requests before ``cut``.
 
     They count as arrived. This is the second bound of `labels`, By what those in flight share. Its
-    u is ``size`` here, v ``waiting``, h ``running``, and f ``batch``. While prefill i is at hand,
-    ``e`` is e_{i-1}, ``after`` is e_i, and ``cost[e]`` the least value so far, or 2**61 if no
-    choice leads to it.
+    u is ``size`` here, v ``waiting``, h ``running``, and f ``batch``. Three lists ascend: own works
+    of the prefills of who waits (``starts``), own works of the decodes still to come (``decodes``),
+    and their numbers (``steps``). While prefill i is at hand, ``e`` is e_{i-1}, ``after`` is e_i,
+    and ``cost[e]`` the least value so far, or 2**61 if no choice leads to it.
     """
     starts, decodes, steps = sorts[0], sorts[1], sorts[2]
     cost, next_cost, rules = sorts[3], sorts[4], tables.rules
@@ -398,9 +402,14 @@ def first_untouched(row: Ints) -> Any:
 
 @njit
 def _bound_fixed_costs(totals: Ints, longest: int, tables: Tables) -> Any:
-    """Return at least the fixed costs of batches, by what requests weigh and the longest output."""
+    """Return a lower bound on the fixed costs of the batches that some requests still need.
+
+    ``totals[d]``: what they weigh together by the d-th kind of weight. ``longest``: the most tokens
+    that one of them still needs, each of them in another batch. ``largest[d]`` has the most that
+    one batch can weigh, and whether this counts prefills (BY_INPUT) or all batches (BY_KV).
+    """
     rules, batches, prefills = tables.rules, np.int64(longest), np.int64(0)
-    # Each kind of weight d says by itself how many batches hold its total: this is rounded up.
+    # Each kind of weight says by itself how many batches hold its total: this is rounded up.
     for d in range(tables.largest.shape[0]):
         need = -(-totals[d] // tables.largest[d, 0])
         if tables.largest[d, 1] == BY_INPUT:
@@ -421,7 +430,8 @@ def _bound_fixed_costs(totals: Ints, longest: int, tables: Tables) -> Any:
 def _bound_last_end(row: Ints, t: int, tables: Tables, sorts: Ints) -> Any:
     """Return a lower bound on the last completion, by the requests from each arrival on.
 
-    Their works, and the fixed costs of the longest chain or of the batches that they need.
+    Those from an arrival on take their own works, and the largest fixed cost of one of them, or
+    that of the batches that they need together (`_bound_fixed_costs`), whichever is more.
     """
     arrival, output, totals = tables.arrival, tables.output, sorts[0]
     best, work, fixed, longest = np.int64(t), np.int64(0), np.int64(0), np.int64(0)
@@ -514,8 +524,9 @@ def _bound_missed(row: Ints, t: int, which: int, tables: Tables, sorts: Ints) ->
 def _count_too_many(dues: Ints, works: Ints, size: int, t: int) -> Any:
     """Return how many works must be left out so that the others end when due, by Moore's rule.
 
-    They are in order of when they are due. Where one is late, the largest one so far is left out:
-    no other choice leaves more time to those that follow (Moore 1968).
+    The first ``size`` works, one after another from t on, are in order of when they are due
+    (``dues``). Where one is late, the largest one so far is left out: no other choice leaves more
+    time to those that follow (Moore 1968).
     """
     total, removed = np.int64(t), 0
     for j in range(size):
@@ -643,8 +654,10 @@ def _is_forced(i: int, row: Ints, t: int, slack: int, tables: Tables, sorts: Int
                 end = arrival[j] + tables.work[j, row[j]] + tables.fixed[j, row[j]]
                 _insert(ends, unfinished - arrived - 1, end)
 
+    # If i decodes now, it ends earlier by ``saved`` at least, and each request that ends before it
+    # ends later by at most the work of i's last decode: a loss takes ``need`` of these.
     saved = rules[BASE] + rules[DECODE_BASE]
-    need = -(-saved // max(1, tables.decode[i, output[i] - 1]))  # others that end before it
+    need = -(-saved // max(1, tables.decode[i, output[i] - 1]))
     # Rule 3: there are not so many others.
     if unfinished - 1 < need:
         return True
@@ -652,16 +665,19 @@ def _is_forced(i: int, row: Ints, t: int, slack: int, tables: Tables, sorts: Int
     if arrived - 1 >= need:
         return False
 
-    # If enough others end before i, some of those to come do, so i ends no earlier than they. It is
-    # forced if the bound with this end of i leaves nothing below the incumbent.
+    # If enough others end before i, some of those to come do: need - (arrived - 1) of them, since
+    # i has arrived itself, the last of which is at place need - arrived. So i ends no earlier, and
+    # it is forced if the bound with this end of i leaves nothing below the incumbent.
     return bound_rest(row, t, slack, tables, sorts, i, ends[need - arrived]) >= slack
 
 
 @njit
 def _mark_forced(t: int, slack: int, tables: Tables, scratch: Scratch) -> tuple[bool, bool]:
-    """Mark the requests that rule 3 has decode. Return whether the state is quiet, and peaks fit.
+    """Write `forced`: whom rule 3 has decode. Return whether the state is quiet, and peaks fit.
 
-    A quiet state evicts nobody from now on; only there rule 3 holds. ``slack`` is what the
+    Peaks fit if the unfinished requests, each with the KV of its last token, fit together. A quiet
+    state, which evicts nobody from now on, asks as well that all their tokens fit into one batch
+    and that no refill in place pays (`calm`). Only there rule 3 holds. ``slack`` is what the
     incumbent leaves for what is still to come.
     """
     row, rules, output = scratch.row, tables.rules, tables.output
@@ -692,8 +708,9 @@ def _offer(
 ) -> None:
     """Write what a batch may do with each of the first ``size`` requests of `who`, the best first.
 
-    In a quiet state mode 0 is for batches that do not decode, and mode 1 for those that do. Else
-    mode 0 has all batches.
+    ``choices[d]`` gets the choices of ``who[d]``, and ``number[d]`` how many these are. In a quiet
+    state mode 0 is for batches that do not decode, and mode 1 for those that do. Else mode 0 has
+    all batches. ``peaks_fit``: by `_mark_forced`.
     """
     row, who, choices, rules = scratch.row, scratch.who, scratch.choices, tables.rules
     hybrid, evicts = rules[HYBRID] == 1, rules[EVICTS] == 1
@@ -729,7 +746,8 @@ def _add_act(d: int, act: int, start: int, tables: Tables, scratch: Scratch) -> 
     """Set the sums after request d of `who` does ``act``. Return whether a batch may have these.
 
     The limits must hold, and hybrid batches be allowed if it decodes and prefills. Row d + 1 of the
-    sums is row d with what this request adds, so that the search may step back.
+    sums is row d with what this request adds, so that the search may step back. A sum with a limit
+    stands at the place that the limit has in `Tables.rules` (TOKENS to RUNNING_MAX).
     """
     sums, i = scratch.sums, scratch.who[d]
     k, held = scratch.row[i] >> 1, scratch.row[i] & 1
@@ -813,7 +831,8 @@ def _next_batch(d: int, slack: int, numbers: Ints, tables: Tables, scratch: Scra
 
     That is the number of those in `who` if there is a batch, -1 if there is none, and another if
     the slice is used up: go on from there. ``take[d]`` counts through the choices of request d,
-    depth first. ``slack``: what the incumbent leaves, or less than 0 where it does not count.
+    depth first, and is -1 before the first. ``slack``: what the incumbent leaves, or less than 0
+    where it does not count. ``numbers`` is `Search.numbers`, in which the steps are counted.
     """
     size, start = scratch.now[SIZE], scratch.now[START]
     row, who, take, kind = scratch.row, scratch.who, scratch.take, tables.kind
@@ -855,7 +874,8 @@ def _next_batch(d: int, slack: int, numbers: Ints, tables: Tables, scratch: Scra
 def _is_needless(size: int, tables: Tables, scratch: Scratch) -> bool:
     """Whether rule 1, 2, 5 or 6 leaves a batch out."""
     sums, rules = scratch.sums[size], tables.rules
-    # Rule 5: all that it prefills could have been in the batch before.
+    # Rule 5: all that it prefills were there for the batch before (LATE), and had better been in it
+    # if one of them would decode in every batch from then on (EARLY).
     if sums[PREFILLS] == sums[LATE] and sums[EARLY] > 0:
         return True
     # Rule 2: a decode in place of such a refill is no dearer, and may stand here.
@@ -998,8 +1018,9 @@ def _running_rate(row: Ints, tables: Tables) -> Any:
 def _is_dominated(place: int, end: int, done: int, unfinished: int, search: Search) -> bool:
     """Delete labels of a state that are no better than (end, done). Return whether one is no worse.
 
-    ``place`` is that of the state in the hash table, whose labels are chained. What is put off by a
-    moment counts at most ``unfinished`` more, one for each unfinished request.
+    ``end`` and ``done`` are t and S of a label that may be added. ``place`` is that of its state in
+    the hash table, whose labels are chained. What is put off by a moment counts at most
+    ``unfinished`` more, one for each unfinished request.
     """
     known = search.table[place]
     while known >= 0:
@@ -1037,9 +1058,10 @@ def _is_nearer(a: int, b: int, search: Search) -> bool:
 
 @njit
 def _add_label(size: int, parent: int, place: int, search: Search, scratch: Scratch) -> Any:
-    """Add the state after a batch (`child`) as a label, which the caller completes. Return it.
+    """Add the state after a batch (`child`) as a label. Return it.
 
-    ``size``: how many requests are in `who`. ``place``: the state's place in the hash table.
+    The caller writes its numbers: `time`, `done`, `low`, `more` and `since`. ``size``: how many
+    requests are in `who`. ``place``: the state's place in the hash table.
     """
     child, numbers = scratch.child, search.numbers
     new = numbers[ROWS]
@@ -1080,8 +1102,8 @@ def _is_in_time(size: int, end: int, tables: Tables, scratch: Scratch) -> bool:
 def _take_if_done(new: int, search: Search, tables: Tables, scratch: Scratch) -> bool:
     """Take a label as the incumbent if all that have begun have ended, where misses are counted.
 
-    Its value is how many were never begun. Return whether no schedule from here is better, so that
-    the label is closed.
+    ``new`` is the label of the state `child`. Its value is how many were never begun. Return
+    whether no schedule from here is better, so that the label is closed.
     """
     never_begun, numbers = np.int64(0), search.numbers
     for i in range(scratch.child.shape[0]):
@@ -1110,7 +1132,8 @@ def _follow_batch(
 
     ``size``: how many requests are in `who`. ``label``: the label that the batch begins at, whose
     state is ``quiet`` or not. The label after it is not open if it is late, dominated, no better
-    than the incumbent, or solved at once.
+    than the incumbent, or solved at once. ``ended``: how many completions (or first tokens) the
+    batch has. ``more`` and ``since``: as in `Search`.
     """
     rules, sums, numbers, arrival = tables.rules, scratch.sums, search.numbers, tables.arrival
     end = start + rules[BASE] + sums[size, WORK]
@@ -1160,7 +1183,8 @@ def _follow_batch(
     search.time[new], search.done[new], search.low[new] = end, done, f
     search.more[new], search.since[new] = more, since
 
-    # What comes after it is solved if those from m on are left, and the machine waits for them.
+    # What comes after it is solved if those from m on are left, and the machine waits for them:
+    # their value from their arrival on can be had (`exact`), and `bound_rest` has found it.
     m, others_ended = first_untouched(scratch.child), rules[COUNTED] != MISSES
     for i in range(m):
         others_ended &= scratch.child[i] == 2 * tables.output[i]
@@ -1184,7 +1208,9 @@ def _begin_label(
 ) -> None:
     """Make a label the one at hand, before its first batch.
 
-    ``may_dive``: whether its nearest child is taken up next.
+    ``may_dive``: whether its nearest child is taken up next. The state is quiet if nobody is
+    evicted from here on. That needs more than ``peaks_fit``, by which the unfinished requests fit
+    together at their largest KV (`_mark_forced`, which also writes whom rule 3 has decode).
     """
     row, now = scratch.row, scratch.now
     n, t = tables.arrival.shape[0], search.time[label]
@@ -1272,7 +1298,9 @@ def _next_mode(search: Search, tables: Tables, scratch: Scratch) -> bool:
 def _follow_batches(search: Search, tables: Tables, scratch: Scratch) -> int:
     """Follow the batches of the label at hand, from where it was left.
 
-    Return ``SOLVED`` if all are done, or else what `expand` is to return.
+    Return ``SOLVED`` if the label has no other batch (the search itself goes on), or else what
+    `expand` is to return. ``now[DEPTH]`` is -1 if the mode has no other batch, and else the request
+    of `who` to choose for next: at ``size`` all are chosen for, so that a batch is made.
     """
     now, sums, numbers = scratch.now, scratch.sums, search.numbers
     label, quiet, t = now[LABEL], now[QUIET] == 1, search.time[now[LABEL]]
@@ -1290,9 +1318,10 @@ def _follow_batches(search: Search, tables: Tables, scratch: Scratch) -> int:
         slack = numbers[BEST] - search.done[label] if prunes else -1
         now[DEPTH] = _next_batch(now[DEPTH], slack, numbers, tables, scratch)
         size, start = now[SIZE], now[START]
-        # No further batch of this mode, or the slice is used up amid one.
+        # No other batch of this mode.
         if now[DEPTH] < 0:
             continue
+        # The slice is used up amid a batch.
         if now[DEPTH] < size:
             return RUNNING
 

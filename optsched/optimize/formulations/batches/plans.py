@@ -376,8 +376,9 @@ def max_batches(prob: BatchProblem, best: Times | None) -> int:
 def _latest_finish(prob: BatchProblem, best: Times | None) -> Fraction | int | None:
     """Return a bound on the last completion of every schedule that is not worse, if there is one.
 
-    For the makespan and ``tps`` the level is the last completion. Of ``tel`` it is what the min
-    latencies of the others leave for the last to finish. Other objectives do not bound it.
+    ``best`` has the times of the known schedule, and the cutoff counts, too. For the makespan and
+    ``tps`` the level is the last completion. Of ``tel`` it is what the min latencies of the others
+    leave for the last to finish. Other objectives do not bound it.
     """
     name, limit = prob.objectives[0], prob.cutoff
     if best is not None:

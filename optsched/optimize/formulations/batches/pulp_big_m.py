@@ -68,7 +68,9 @@ Rows = Iterator[tuple[str, Any]]
 class Program:
     """The PuLP problem and its variables by name, request and batch.
 
-    ``order_equal``: whether equal requests are put in order (module docstring, Symmetry).
+    ``order_equal``: whether equal requests are put in order (module docstring, Symmetry). Families
+    of rows are made for request i and batch j. In them s and o are the prompt and the output,
+    ``top`` is S, and ``largest`` is K (module docstring, Big-M constants).
     """
 
     def __init__(self, prob: BatchProblem, batches: int, *, order_equal: bool = True) -> None:
@@ -166,6 +168,7 @@ class Program:
 
             for i in range(prob.n):
                 tokens, decodes, processes = self["c", i, j], self["dg", i, j], self["cz", i, j]
+                # A decode is one of the tokens, and does not pay `prefill_token`.
                 terms += [
                     (c["token"] + c["prefill_token"]) * tokens - c["prefill_token"] * decodes,
                     c["decode_request"] * decodes + c["prefill_request"] * (processes - decodes),
@@ -173,6 +176,7 @@ class Program:
                     c["prefill_kv"] * self["z", i, j],
                 ]
 
+        # Prices are integers of exact units, of which one is so many milliseconds.
         unit = float(c.unit_s * 1000)
         scaled = pulp.LpAffineExpression({v: k * unit for v, k in self.sum(terms).items()})
         self.problem += scaled, "makespan_ms"
@@ -274,6 +278,7 @@ class Program:
             yield "kv_read_least", self["w", i, j] >= s * dg
 
         if costs["prefill_kv"] and self.prob.chunked:
+            # 0 for a prefill that reads KV: without a prefill, or after an eviction, none is read.
             no_chunk = 1 - prefills + self["e", i, j]
             yield "kv_prefill", self["z", i, j] >= before - top * no_chunk
 
@@ -369,6 +374,7 @@ class Program:
 
     def start_values(self, plan: plans.Plan) -> list[tuple[Any, int]]:
         """Return each variable (module docstring) with its value for a list of batches."""
+        # `size` is I, the input of each request so far.
         prob, values_of = self.prob, dict.fromkeys(self.var, 0)
         state, size = plans.Requests(prob), list(prob.prompt)
         for j in self.steps:

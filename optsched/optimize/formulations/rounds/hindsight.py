@@ -139,7 +139,8 @@ def solve_by_placement(task: Task, options: SolveOptions) -> Answer:
     ``auto`` falls back on this method if an exact model would not fit into memory.
     """
     begin = work_time()
-    # The bound: all that can be in time, or for sums the volume bound, or that nobody waits.
+    # The bound: all that can be in time (counted below 0, since the models minimize), or for sums
+    # the volume bound, or that nobody waits.
     if task.names[:1] == ("slo_attainment",):
         prog = models.program_of(task, options.warm_start)
         starts, data = prog.warm, prog.data

@@ -177,6 +177,7 @@ def linear_model(prog: Program, budget: Budget = NO_LIMIT) -> LinearModel:
         if not len(starts):
             continue
 
+        # What each start counts in the objective (`Goal`), and its entries; row -1: none is needed.
         counted = prog.goal.slope[i] * (starts - data.arrival[i]) + prog.goal.base[i]
         cost[before[i] : before[i + 1]] = -1 if prog.on_time else counted
         rows, values = families.entries(i, starts)
@@ -235,6 +236,7 @@ class _Families:
         n, end = data.instance.n, int((prog.last + data.output).max())
         self.end = end
         kv, running, tokens, prefill = _largest_use(prog, end)
+        # The upper limits of the rows so far, and their number, which begin with "once".
         upper = [np.ones(n)]
         self.row_of: dict[str, NDArray[np.int32]] = {}
         rows = n

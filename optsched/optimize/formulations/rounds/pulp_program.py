@@ -36,6 +36,7 @@ def pulp_problem(
     a, s, o = data.arrival.tolist(), data.prompt.tolist(), data.output.tolist()
     offset = data.instance.kv_offset
     requests = range(data.instance.n)
+    # The rounds in which each request may run, by its first and its last start.
     spans = [range(a[i] + 1, int(prog.last[i]) + o[i] + 1) for i in requests]
     rounds = sorted(set().union(*spans))
 
@@ -63,6 +64,7 @@ def pulp_problem(
             (s[i] + t - k + offset - 1) * var for i in requests for k, var in running(i, t)
         )
         problem += _at_most(load, data.instance.kv_capacity), f"memory_{t}"
+        # Who starts at t - 1 prefills in round t.
         starting = [(i, x[i][t - 1]) for i in requests if t - 1 in x[i]]
         prompts = pulp.lpSum(s[i] * var for i, var in starting)
 
@@ -77,6 +79,7 @@ def pulp_problem(
         if limits.max_prefill_tokens is not None:
             problem += _at_most(prompts, limits.max_prefill_tokens), f"prefill_{t}"
 
+    # y_t is 1 in a round with a prefill, and then nobody decodes in it.
     y: dict[int, Any] = {}
     if data.hybrid_off:
         for t in budget.through(rounds):
@@ -94,7 +97,10 @@ def pulp_problem(
 
 
 def _set_objective(problem: Any, prog: models.Program, x: list[dict[int, Any]]) -> None:
-    """Set the objective: minus those in time, or the sum or the largest of what requests count."""
+    """Set the objective: minus those in time, or the sum or the largest of what requests count.
+
+    ``x`` has the variables by request and start (`pulp_problem`).
+    """
     import pulp
 
     if prog.on_time:
