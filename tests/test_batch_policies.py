@@ -54,6 +54,9 @@ def test_a_request_whose_forecast_is_longer_than_kv_capacity_is_served_by_itself
 
 @pytest.mark.parametrize("seed", seeds(40, 400))
 def test_the_set_of_smallest_f_is_that_of_all_sets(seed: int) -> None:
+    """F is the sum of outputs over the square of their number. The exact method finds the least
+    of all sets that fit, the quick one a set that fits, and with equal prompts the least,
+    too."""
     rng = Random(seed)
     n, capacity = rng.randint(1, 8), rng.randint(6, 25)
     output = np.array([rng.randint(1, capacity - 2) for _ in range(n)])

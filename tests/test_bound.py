@@ -45,6 +45,8 @@ def test_every_bound_is_known_whatever_was_loaded_before() -> None:
 
 @pytest.mark.parametrize("name", ["dual", "ramp"])
 def test_a_bound_that_certifies_gives_a_certificate_of_its_value(name: str) -> None:
+    """By name: the certificate proves the bound, which is not above the optimum, and a schedule
+    is not below it."""
     found = bound(TINY, method=name, time_limit_s=60)
     assert found.method == name
     assert found.certificate is not None
@@ -68,6 +70,7 @@ def test_the_ramp_claims_no_optimum_where_its_schedule_breaks_a_limit_on_batches
 
 
 def test_auto_closes_a_small_instance_and_keeps_its_schedule_judged() -> None:
+    """The optimum, no gap, and a schedule whose metrics are the judge's."""
     # 6 is the optimum of TINY, whose comment has the arithmetic.
     found = bound(TINY, time_limit_s=10)
     assert found.bound == found.value == 6
@@ -94,13 +97,15 @@ def test_limits_are_kept_by_the_schedule_and_used_by_the_bound() -> None:
 
 
 def test_the_file_has_the_fields_of_a_result() -> None:
+    """In their order, with the values of an optimum; `certified` stands where there is a
+    certificate."""
     data = json.loads(json.dumps(bound(TINY, time_limit_s=5).to_dict(), allow_nan=False))
     assert list(data)[:6] == [
         "format", "version", "optsched", "command", "instance", "time_unit",
     ]  # fmt: skip
     assert (data["format"], data["command"]) == ("optsched-result", "bound")
     assert (data["bound"], data["objective"], data["certified"]) == (6, 6, 6)
-    assert (data["status"], data["certificate"]) == ("optimal", None)
+    assert (data["status"], data["certificate"]) == ("optimal", None)  # no file of it is named
     assert {"elapsed_s", "incumbent", "bound"} == set(data["progress"])
     # A bound without a certificate has nothing certified.
     without = bound(TINY, method="srpt").to_dict()
@@ -118,6 +123,8 @@ def test_results_comparisons_and_bounds_begin_alike() -> None:
 
 
 def test_other_objectives_have_bounds_of_their_own() -> None:
+    """Makespan and mean TTFT: the bound by name, not above the value, which is that of the
+    schedule."""
     for objective, name in (("makespan", "work-makespan"), ("mean_ttft", "prefill-work")):
         found = bound(Problem(SECONDS, PLAIN, objective), time_limit_s=1)
         # The search by labels is exact, if there is time for it.

@@ -149,7 +149,7 @@ PLAIN = BatchCost("plain", 1, {"token": "1", "base": "10"})
 
 def test_no_bound_is_given_for_a_feature_that_it_is_not_proved_for() -> None:
     # Three tokens more than they need may be held by each: every proof by volume would be wrong.
-    # Without padding both fit and take 2 rounds each: 2 + 2 = 4.
+    # Without padding both fit and take 2 rounds each: 2 + 2 = 4. Some bounds ask for weights.
     assert lower_bound(PaddedInstance(**PAIR))[0] == 4
     padded = PaddedInstance(**PAIR, pad_tokens=4, weight=[1] * len(PAIR["arrival"]))
     assert features_of(padded) == {"evictions", "kv_generated", "pad_tokens"}
@@ -167,6 +167,8 @@ def test_no_bound_is_given_for_a_feature_that_it_is_not_proved_for() -> None:
 
 
 def test_no_optimum_is_claimed_for_what_no_method_models() -> None:
+    """Solving is refused, comparing goes on without a bound and says why, and a pad of 1 is no
+    padding."""
     # An exact method's bound is a bound: it would call 4 optimal without looking at the padding.
     padded = PaddedInstance(**PAIR, pad_tokens=4)
     for method in ("auto", "cpsat", "highs", "ramp", "lns"):

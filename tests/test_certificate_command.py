@@ -135,6 +135,8 @@ def test_what_the_page_promises_is_written_accepted_and_not_believed_changed(
 def test_solve_writes_a_certificate_of_an_optimum_in_seconds(
     objective: str, tmp_path: Path
 ) -> None:
+    """`solve` writes it by the method that proves it, `verify` takes it, and refuses one tick
+    more."""
     columns = PLAIN | {"arrival": [0.0, 0.0, 0.0], "output_tokens": [9, 2, 3]}
     instance = Instance(
         **columns, kv_capacity=14, kv_accounting="cached", time_unit="second", chunked_prefill=False

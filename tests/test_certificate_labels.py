@@ -62,6 +62,7 @@ def test_the_checker_proves_the_least_value_and_no_unit_more(goal, kind, draws):
         tree, fields = tree_and_fields(instance, cost, goal)
         value = certified_value(instance, fields)
         assert value <= best * (1 + 1e-15), what
+        # Two ticks, and a tenth for floats.
         assert value == pytest.approx(best, rel=1e-13, abs=2.1 * TICK), what
         above = {**tree, "value": tree["value"] + 1}
         assert "found a schedule" in (refuted(instance, fields, above) or "nothing"), what
@@ -200,4 +201,5 @@ def test_rounded_arrivals_keep_all_but_a_few_ticks():
     instance = instance_of(rng.random(4) * 5e-6, [5, 40, 9, 30], [3, 9, 5, 4], 60)
     answer = run(instance, A100)
     value = certified_value(instance, certify(instance, A100, "tel", answer.tree))
+    # 20 ticks are a few for each of four requests.
     assert answer.objective - 20 * TICK <= value <= answer.objective

@@ -213,7 +213,8 @@ def test_arrivals_between_two_ticks_cost_a_tick_each() -> None:
     )
     cost = BatchCost("ten", 1, {"token": "10"})
     prices = busy_time_leaf(0.01, (799.5 - np.arange(800)) / 100, np.zeros(800))
-    # A tick for each of 8 requests is lost: 3600 - 8 = 3592, and some 3587 by prices.
+    # A tick for each of 8 requests is lost: 3600 - 8 = 3592, and some 3595 - 8 = 3587 by prices,
+    # where 3580 leaves 7 ticks for the roundings of cells.
     for leaf, least in ((work_leaf(), 3592), (on_clock(prices, 100), 3580)):
         slow = certify(instance, cost, "tel", work_leaf()) | {"ticks_per_second": 100, "tree": leaf}
         assert least <= proved_ticks(instance, slow, Budget()) <= 3600 - 6.93
@@ -230,6 +231,8 @@ def one_long_path(base: str, nu: float) -> tuple[Instance, BatchCost, dict[str, 
     centre = np.array([[0.01, nu]])
     leaf = shares_leaf(width, np.zeros(9), levels, shared, centre, cell, rises=True)
     alone = float(tokens.chain[0])
+    # The prefill's 1 + 5 ms, 40 decodes of 1 + 0.1 ms and 0.1 ms more from each to the next (78
+    # ms), and 41 bases.
     assert alone == pytest.approx(0.006 + 40 * 0.0011 + 0.078 + 41 * float(base) / 1000)
     return instance, cost, leaf, alone
 
@@ -271,6 +274,7 @@ def test_without_the_gain_of_either_end_a_path_would_cost_too_much(
         return [found[0], [*gains, pays * (one + other) // (4 * end[0]), bits - 1]]
 
     monkeypatch.setattr(checker_shares, "_phases_of", of_one_end)
+    # Half a percent too much is far beyond the 1e-6 up to which the path's cost is exact.
     assert exact(instance, certify(instance, cost, "tel", leaf)) > alone * 1.005
 
 
@@ -528,7 +532,7 @@ def test_the_compiled_clock_is_that_of_the_definition() -> None:
         value, _ = node_value(table, fixed, decided, np.empty((4, n), np.int64))
         assert value == slow_node(table.tolist(), fixed, decided.tolist())
         found.append(value)
-    assert len(set(found)) > 30
+    assert len(set(found)) > 30  # over half of the 60 values differ: the cases are not trivial
 
 
 def test_a_tree_proves_the_least_of_its_leaves_and_no_less_than_its_nodes() -> None:
@@ -568,7 +572,7 @@ def test_the_compiled_paths_are_those_of_the_definition(monkeypatch: pytest.Monk
         width = float(tokens.chain.max()) * rng.choice([0.03, 0.1, 0.3])
         price = rng.choice([0.1, 2.0, 20.0]) * rng.random(60) ** 2
         certify(instance, cost, "tel", wild_leaf(rng, instance, cost, width, price))
-    assert len(set(compared)) > 20
+    assert len(set(compared)) > 20  # of 40 or more paths: the costs are not all alike
 
 
 def test_products_and_roots_of_the_checker_are_exact() -> None:
@@ -591,6 +595,8 @@ def test_the_parts_of_a_cell_are_at_most_the_whole() -> None:
     part = portions(rng.integers(0, 2**20, begin[-1]), begin, cell, 60)
     at = np.repeat(cell - begin[:-1], many) + np.arange(begin[-1])
     total = np.bincount(at, part.astype(float), 90)
+    # There are 60 cells; a request in one of the last has up to 30 weights beyond them, which count
+    # 0.
     assert (total[60:] == 0).all()
     assert (total <= 2**30).all()
     # Rounding down loses less than 1 for each of at most 50 requests in a cell.
@@ -635,7 +641,7 @@ def test_prices_of_machine_time_prove_no_more_than_thousands_of_optima(seed: int
         about = f"{instance.to_dict()} {dict(cost.coefficients)}"
         chosen, end = busy.prices_of(tokens, 50)
         tried = list(prices(rng, instance, cost))
-        for scale in (0.0, 0.3, 1.0, 2.0):
+        for scale in (0.0, 0.3, 1.0, 2.0):  # 4 scales, two each: 8
             p2 = np.minimum(scale * chosen, 3 * rng.random())
             tried += [(end, scale * chosen - p2, p2), (end, 0 * p2, p2)]
 
@@ -647,7 +653,7 @@ def test_prices_of_machine_time_prove_no_more_than_thousands_of_optima(seed: int
             assert exact(instance, made) <= most, about
             checked += 1
 
-    assert checked > 5000
+    assert checked > 5000  # of 500 x (8 above + 4 of `prices`) = 6000, few were refused
 
 
 @pytest.mark.parametrize("tiny_text", ["1e-60", "1e-99", "0." + "0" * 50 + "1"])
@@ -760,6 +766,7 @@ def test_a_bad_cost_model_is_refused() -> None:
     instance = Instance([0.0], [3], [3], kv_capacity=9, time_unit="second")
     good = certify(instance, PLAIN, "tel", work_leaf())
     texts = good["cost_model"]["coefficients"]
+    # A coefficient with a wrong text or too large, no batch that takes time, or an unknown name.
     for change, words in (
         ({"token": "-1"}, "decimal text >= 0"),
         ({"token": "nan"}, "decimal text"),
@@ -776,6 +783,7 @@ def test_a_bad_cost_model_is_refused() -> None:
         bad["cost_model"]["coefficients"] = {**texts, **change}
         with pytest.raises(Rejected, match=words):
             check_certificate(instance, sealed(bad))
+    # No table of coefficients, then a number of layers that is none from 1 to 10,000.
     for texts in (None, [], "token"):
         bad = copy.deepcopy(good)
         bad["cost_model"]["coefficients"] = texts
@@ -786,6 +794,7 @@ def test_a_bad_cost_model_is_refused() -> None:
         bad["cost_model"]["layers"] = layers
         with pytest.raises(Rejected, match="layers"):
             check_certificate(instance, sealed(bad))
+    # Another cost model than the one that is verified with.
     dearer = BatchCost("dearer", 2, PLAIN.coefficients)
     other = certify(instance, dearer, "tel", work_leaf())
     check_certificate(instance, other)  # true, but of another cost model
@@ -813,6 +822,7 @@ def test_other_trees_objectives_and_instances_are_refused() -> None:
     ):
         with pytest.raises(UsageError, match=words):
             certify(instance, PLAIN, "tel", tree)
+    # Leaves of prices of machine time.
     busy_leaf = busy_time_leaf(0.1, np.ones(3), np.ones(3))
     for change, words in (
         ({"width": 0}, "width or denominator"),
@@ -831,6 +841,7 @@ def test_other_trees_objectives_and_instances_are_refused() -> None:
         )
         with pytest.raises(Rejected, match=words):
             check_certificate(instance, bad)
+    # Leaves of paths, with shares of fixed costs. Bits are 26 at most, and weights 2^20.
     begin, cell = np.array([0, 2, 3]), np.array([0, 2])
     shared = Shared(np.ones(3), begin, np.array([0.5, 0.5, 1.0]))
     path = shares_leaf(0.4, np.ones(3), LEVELS, shared, np.ones((2, 2)), cell)
@@ -862,6 +873,8 @@ def test_other_trees_objectives_and_instances_are_refused() -> None:
         good = certify(instance, PLAIN, "tel", path)
         with pytest.raises(Rejected, match=words):
             check_certificate(instance, sealed({**good, "tree": {**path, **change}}))
+    # Leaves of the clock: branches of two requests are integers up to 2 x 2 = 4, for 200 requests
+    # at most.
     clock = clock_leaf(np.array([2, 0, 0]))
     for change, words in (
         ({"branches": []}, "integers from 0 to 4"),
@@ -881,6 +894,7 @@ def test_other_trees_objectives_and_instances_are_refused() -> None:
     crowd = Instance([0.0] * 201, [1] * 201, [1] * 201, kv_capacity=9, time_unit="second")
     with pytest.raises(UsageError, match=r"clock:.*201.*200"):
         certify(crowd, PLAIN, "tel", clock_leaf(np.zeros(1, np.int64)))
+    # Other objectives, an instance in rounds, and other fields of the certificate.
     for leaf_of_latency in (busy_leaf, path, clock):
         with pytest.raises(UsageError, match="expected 'tel'"):
             certify(instance, PLAIN, "makespan", leaf_of_latency)
@@ -916,6 +930,7 @@ def test_what_a_check_may_take_is_limited() -> None:
     instance = Instance([0.0] * 9, [3] * 9, [3] * 9, kv_capacity=9, time_unit="second")
     good = certify(instance, PLAIN, "tel", work_leaf())
     with pytest.raises(Rejected, match="steps; too large to check"):
+        # Nine requests take more than 100 steps.
         check_certificate(instance, good, checker_parts.Budget(100))
 
 
@@ -929,6 +944,7 @@ def test_long_paths_and_many_cells_are_limited(monkeypatch: pytest.MonkeyPatch) 
     )
     good = certify(instance, PLAIN, "tel", leaf)
     with pytest.raises(Rejected, match="steps; too large to check"):
+        # Nine paths of 100,000 cells take more than 250,000 steps.
         check_certificate(instance, good, checker_parts.Budget(250_000))
     monkeypatch.setattr(checker_shares, "_CELLS", cells - 1)
     with pytest.raises(Rejected, match=r"100000.*1 to 99999"):
@@ -936,6 +952,8 @@ def test_long_paths_and_many_cells_are_limited(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_command_line_writes_and_verifies(tmp_path: Path) -> None:
+    """For each objective `bound` writes and `verify` takes it, but not under another cost model
+    (status 5)."""
     instance = Instance(
         [0.0, 0.1], [30, 20], [3, 9], kv_capacity=90, time_unit="second", name="two"
     )
@@ -967,6 +985,8 @@ def test_command_line_writes_and_verifies(tmp_path: Path) -> None:
 
 
 def test_a_report_shows_what_is_certified_in_seconds(tmp_path: Path) -> None:
+    """Both certificates are verified; the one of the comparison's cost model is shown beside it."""
+
     from optsched import compare
     from optsched.files.read_write import write_json
     from optsched.show.report import gather, page

@@ -170,6 +170,8 @@ def test_every_objective_is_certified_or_says_why_not(name: str, unit: str) -> N
 
 
 def test_each_reason_is_named() -> None:
+    """Why none: a bound that has none, nobody asked, no bound is known, or the checker cannot
+    read a number; other answers say something, too."""
     rounds, seconds = an_instance("round"), an_instance("second")
     by_name = bound(rounds, method="srpt", time_limit_s=0)
     assert by_name.certificate_missing == (
@@ -191,11 +193,13 @@ def test_each_reason_is_named() -> None:
 
 
 def test_the_command_line_and_the_report_say_why_not(tmp_path: Path) -> None:
+    """The reason stands in the words, in the JSON and in the report; no certificate is written."""
     instance = an_instance("second", "name")
     file, model, proof, result = (tmp_path / name for name in ("i.json", "c.toml", "p", "r.json"))
     write_instance(instance, file)
     model.write_text(
         'format = "optsched-cost-model"\nversion = 1\nunit = "ms_per_layer"\nlayers = 1\n'
+        # The checker reads exponents of two digits, and refuses 1e-120.
         '[coefficients]\ntoken = "1"\nbase = "10"\ndecode_kv = "1e-120"\n'
     )
     made = CliRunner().invoke(
@@ -224,6 +228,7 @@ def test_a_run_of_vllm_with_its_blocks_and_tables_is_certified(folder: Path) -> 
     for objective in ("tel", "mean_ttft", "makespan"):
         found = bound(Problem(instance, cost, objective), time_limit_s=0.5)
         assert found.certificate is not None, found.certificate_missing
+        # A certificate over tables may lose up to a thousandth of the bound.
         assert verify_certificate(instance, found.certificate, cost) == pytest.approx(
             found.bound, rel=1e-3
         )

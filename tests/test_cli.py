@@ -1,4 +1,8 @@
-"""The command line: exit statuses, one-line errors, JSON, and what it leaves behind."""
+"""The command line: exit statuses, one-line errors, JSON, and what it leaves behind.
+
+Statuses (docs/files.md): 0 an answer, 1 an internal error, 2 bad usage or input, 3 infeasible,
+4 nothing within the limits or a policy that loops, 5 what does not verify, 130 Ctrl-C.
+"""
 
 from __future__ import annotations
 
@@ -161,6 +165,8 @@ def test_the_cost_model_may_be_the_second_argument(run, seconds: Path) -> None:
 def test_defaults_of_the_environment(
     run, instance: Path, seconds: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A cost model by a variable is that of the option; rounds need none, and the library has
+    its own; wrong values are named, and an option counts before the variable."""
     words = ("bound", seconds, "--time-limit", 1)
     given = answer(*words, "--cost-model", MODEL)
     monkeypatch.setenv("OPTSCHED_COST_MODEL", MODEL)
@@ -206,6 +212,8 @@ def test_what_is_told_is_logged_too(run, instance: Path, caplog: pytest.LogCaptu
 def test_the_command_alone_says_what_to_do_first(
     run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A few lines, of which all commands but the demo run as they stand, on the trace that lies
+    there."""
     monkeypatch.chdir(tmp_path)
     Path("TRACE.csv").write_text(
         "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n"
@@ -213,7 +221,7 @@ def test_the_command_alone_says_what_to_do_first(
     result = run()
     assert (result.exit_code, result.stderr) == (0, "")
     lines = result.stdout.splitlines()
-    assert len(lines) <= 6
+    assert len(lines) <= 6  # a few lines that any screen has room for
     assert max(map(len, lines)) <= 100
     steps = [shlex.split(line, comments=True) for line in lines if line.startswith("  optsched ")]
     assert [step[1] for step in steps] == ["demo", "compare", "import", "--help"]
@@ -223,6 +231,8 @@ def test_the_command_alone_says_what_to_do_first(
 
 
 def test_lists(run) -> None:
+    """Every list has a name that is known, by itself too; other names are refused with what was
+    meant; schemas have their titles."""
     assert "mc-sf" in run("policies").stdout
     for kind, known in {
         "policies": "mc-sf", "bounds": "ramp", "methods": "hindsight:cpsat",
@@ -258,6 +268,8 @@ def test_a_negative_seed_is_bad_usage(run, instance: Path) -> None:
 
 
 def test_simulate_evaluate_and_verify_agree(run, instance: Path) -> None:
+    """A schedule that simulate writes has the same metrics by evaluate, and verify states its
+    value."""
     data = answer("simulate", instance, "--policy", "mc-sf", "--schedule-out", "s.json")
     assert data["format"] == "optsched-result"
     assert data["predictor"] == "oracle"
@@ -270,11 +282,12 @@ def test_simulate_evaluate_and_verify_agree(run, instance: Path) -> None:
 
 
 def test_table_of_requests_as_csv(run, instance: Path) -> None:
+    """A header and a row for each request; another ending is refused."""
     result = run("simulate", instance, "--policy", "fcfs", "--requests-out", "r.csv")
     assert result.exit_code == 0, result.stderr
     lines = Path("r.csv").read_text().splitlines()
     assert lines[0].startswith("id,arrival,prompt_tokens,output_tokens,")
-    assert len(lines) == 1 + 5
+    assert len(lines) == 1 + 5  # a header and five requests
     assert "oracle" in result.stdout
     assert ".csv or .parquet" in one_line_error(
         run("simulate", instance, "--policy", "fcfs", "--requests-out", "r.txt"), 2
@@ -292,6 +305,7 @@ def test_a_spreadsheet_runs_no_id_of_a_table_of_requests(run, instance: Path) ->
     # A quote stands before what a spreadsheet takes for a formula: = + - @, also after a tab or a
     # return.
     assert read == ["'=1+1", "'+1", "'-2+3", "'@SUM(1)", "'\t=1+1", "'\r=1", "a=b", "'-"]
+    # In Parquet every id is as it was.
     pd = pytest.importorskip("pandas")
     pytest.importorskip("pyarrow")
     assert run(*words, "r.parquet").exit_code == 0
@@ -359,6 +373,7 @@ def test_verify_recognises_what_it_is_given(run, instance: Path) -> None:
 
 
 def test_verify_says_that_a_schedule_names_no_instance(run, instance: Path) -> None:
+    """Nothing where it does, and one line of a note, though valid, where it does not."""
     run("solve", instance, "--schedule-out", "s.json")
     assert run("verify", instance, "s.json").stderr == ""
     data = json.loads(Path("s.json").read_text())
@@ -371,6 +386,7 @@ def test_verify_says_that_a_schedule_names_no_instance(run, instance: Path) -> N
 
 
 def test_solve_proves_the_optimum_and_its_schedule_verifies(run, instance: Path) -> None:
+    """The bound is the value, the schedule is valid, and other starts end at the same value."""
     result = run("solve", instance, "--schedule-out", "s.json", "--json", "r.json")
     assert result.exit_code == 0, result.stderr
     data = json.loads(Path("r.json").read_text())
@@ -387,6 +403,8 @@ def test_solve_proves_the_optimum_and_its_schedule_verifies(run, instance: Path)
 
 
 def test_solve_answers_whether_a_policy_can_be_beaten(run, instance: Path) -> None:
+    """Yes half a round above the optimum, no (status 3) at the optimum itself; JSON and words
+    say it once; --below takes --than."""
     optimum = answer("solve", instance)["objective"]
     tel = answer("simulate", instance, "--policy", "fcfs")["objective"]
     phi = (optimum + 0.5) / tel
@@ -412,12 +430,15 @@ def test_bound_is_below_the_optimum(run, instance: Path) -> None:
     assert data["command"] == "bound"
     assert data["certificate"] is None
     assert 15 <= data["bound"] <= optimum <= data["objective"]  # 15 = sum of outputs
+    # The bound, and for whom it holds.
     assert run("bound", instance, "--method", "srpt").stdout.count("\n") == 2
     assert "expected auto" in one_line_error(run("bound", instance, "--method", "guess"), 2)
 
 
 @pytest.mark.parametrize("method", ["auto", "dual", "ramp"])
 def test_a_certificate_of_a_bound_by_name_verifies(run, instance: Path, method: str) -> None:
+    """The value certified is at most the bound and at least the sum of outputs, and verify
+    states it."""
     words = ("--method", method, "--certificate-out", "c.json", "--time-limit", 3)
     data = json.loads(run("bound", instance, *words, "--json", "-").stdout)
     assert data["certificate"] == "c.json"
@@ -429,6 +450,8 @@ def test_a_certificate_of_a_bound_by_name_verifies(run, instance: Path, method: 
 
 
 def test_bound_takes_another_objective(run, seconds: Path) -> None:
+    """The bound is by a method for makespans and below the value found; an unknown objective is
+    refused."""
     words = ("--cost-model", MODEL, "--time-limit", 1, "--objective", "makespan")
     data = json.loads(run("bound", seconds, *words, "--json", "-").stdout)
     assert data["objective_name"] == "makespan"
@@ -456,6 +479,8 @@ def test_bound_in_seconds_is_below_what_it_found(run, seconds: Path) -> None:
 
 
 def test_compare_prints_ratios_bound_and_predictor(run, instance: Path) -> None:
+    """Words on the screen; a file in which the optimum is proved; every schedule is valid, and
+    no ratio is below 1."""
     result = run("compare", instance, "--json", "c.json", "--schedules-out", "all")
     assert result.exit_code == 0, result.stderr
     assert "clairvoyant" in result.stdout
@@ -466,11 +491,11 @@ def test_compare_prints_ratios_bound_and_predictor(run, instance: Path) -> None:
     assert data["format"] == "optsched-comparison"
     assert data["bound"] == data["best_known"]  # five requests are solved to the optimum
     done = [row for row in data["policies"] if row["metrics"] is not None]
-    assert len(done) > 10
+    assert len(done) > 10  # without --policy all that it allows run
     for row in done:
         assert run("verify", instance, row["schedule"]).exit_code == 0
     inside = [row["ratio_to_bound"] for row in done if row["ratio_to_bound"] is not None]
-    assert len(inside) > 5
+    assert len(inside) > 5  # the next line is not of an empty list
     assert min(inside) >= 1
 
 
@@ -492,6 +517,7 @@ def test_compare_says_what_ratios_mean_unless_no_bound_is_asked_for(run) -> None
 
 
 def test_seconds_take_a_cost_model(run, seconds: Path) -> None:
+    """By name; without one two commands say which there are."""
     data = answer("compare", seconds, "--cost-model", MODEL, "--policy", "vllm")
     assert data["cost_model"]["name"] == MODEL
     assert data["time_unit"] == "second"
@@ -500,6 +526,7 @@ def test_seconds_take_a_cost_model(run, seconds: Path) -> None:
 
 
 def test_generate_and_export(run) -> None:
+    """A seed gives the same file again, each format is written, and other words are refused."""
     result = run("generate", "jaillet-model-1", "--seed", "3", "--set", "n=4")
     assert result.exit_code == 0, result.stderr
     data = json.loads(result.stdout)
@@ -630,6 +657,9 @@ def test_a_policy_file_that_has_changed_is_executed_again(run, instance: Path) -
 def test_rules_of_a_users_file_run_as_data_or_from_a_function(
     run, instance: Path, mine: str
 ) -> None:
+    """Both give the same schedule; a parameter that data do not have, no rules and no name are
+    refused."""
+
     def tel(name: str) -> int:
         return answer("simulate", instance, "--policy", f"{mine}:{name}")["objective"]
 
@@ -696,6 +726,7 @@ def test_whatever_is_raised_exits_1_in_one_line(
 def test_columns_of_a_large_schedule_are_parquet_beside_it(
     run, instance: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of three commands, and such files are read again; without pyarrow the columns stay inside."""
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     monkeypatch.setattr("optsched.files.read_write.INLINE_ENTRIES", 4)  # five requests are more
     for words in (
@@ -719,6 +750,8 @@ def test_columns_of_a_large_schedule_are_parquet_beside_it(
 def test_tables_keep_to_the_width_there_is(
     run, instance: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """160 columns without a terminal, 80 in one of 80, where the columns left out are named; at
+    60 the mark of clairvoyance is a line."""
     # Without a terminal or COLUMNS long texts wrap at 160 characters, and no column is left out.
     monkeypatch.delenv("COLUMNS", raising=False)
     for name in ("models", "policies", "methods", "bounds"):
@@ -936,6 +969,8 @@ def test_an_output_onto_a_loop_of_links_is_one_line(
 def test_an_unexpected_error_is_one_line_and_debug_shows_the_traceback(
     run, instance: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Status 1 in both cases, with --debug before or behind the command."""
+
     def broken(*args: Any, **options: Any) -> None:
         raise ValueError("two\nlines")
 
@@ -951,6 +986,8 @@ def test_an_unexpected_error_is_one_line_and_debug_shows_the_traceback(
 
 
 def test_a_policy_that_loops_exits_4(run) -> None:
+    """By simulate and, where it is alone, by compare; beside another policy it loses only its
+    row."""
     # Two requests that fit together only at first (twice 1 + 6 tokens at the end, of 10): with
     # alpha = 0 both are admitted, overflow and are cleared together for ever.
     data = changed(
@@ -1016,6 +1053,7 @@ def test_a_closed_pipe_is_no_error() -> None:
 def test_json_is_alone_from_any_folder_whatever_a_policy_prints(
     tmp_path: Path, instance: Path, mine: str, command_name: str
 ) -> None:
+    """Standard output is JSON, what the policy prints is on standard error, and no file is left."""
     (tmp_path / "elsewhere").mkdir()
     words = [command_name, "../five.json", "--policy", f"../{mine}:OneByOne", "--json", "-"]
     if command_name == "compare":
@@ -1043,7 +1081,8 @@ def test_below_is_answered_in_seconds_too(run) -> None:
         "solve", "infermax-b4-o4-i64", "--cost-model", "llama2-7b-a100-infermax-paper",
         "--than", "vllm", "--objective", "makespan",
     ]  # fmt: skip
-    # The optimum is 69.118 ms and vLLM takes 71.572: a ratio of 0.9657.
+    # The optimum is 69.118 ms (test_infermax.py, 64 tokens) and vLLM takes 71.572, so the ratio is
+    # 0.9657.
     assert answer(*question, "--below", "0.97")["below"]["answer"] == "yes"
     assert answer(*question, "--below", "0.96", status=3)["status"] == "infeasible"
     # More tokens per second are better, so that nobody asks for a schedule below.
@@ -1118,6 +1157,9 @@ def test_a_warning_is_printed_once_in_one_line(capsys: pytest.CaptureFixture[str
 
 
 def test_tables_are_csv_or_latex_and_alone(run) -> None:
+    """One table of values in CSV or LaTeX and no other words; a file's name is refused; the next
+    call prints as ever."""
+
     import csv
 
     words = ("compare", "tiny", "--policy", "mc-sf", "--policy", "fcfs")
@@ -1127,7 +1169,7 @@ def test_tables_are_csv_or_latex_and_alone(run) -> None:
         "best known": "33", "mc-sf": "48", "fcfs": "63",
     }  # fmt: skip
     (fcfs,) = (row for row in rows if row["policy"] == "fcfs")
-    # 63 / 33 = 1.909 and, below, 48 / 33 = 1.455.
+    # 33 is the optimum of `tiny`. 63 / 33 = 1.909 and, below, 48 / 33 = 1.455.
     assert fcfs["in words"] == "1.909 times the optimum"
     assert "the bound holds for" in found.stderr
     assert "the bound holds for" not in found.stdout
@@ -1139,6 +1181,7 @@ def test_tables_are_csv_or_latex_and_alone(run) -> None:
 
 
 def test_one_policy_is_told_of_in_detail(run, tmp_path: Path) -> None:
+    """Its words, its parameter, an unknown name (status 2), and that `vllm` is `vllm-v0`."""
     text = run("policies", "vllm-v0").stdout
     assert "prefill first, no hybrid batches, no chunking" in text
     assert "watermark" in text

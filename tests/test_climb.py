@@ -40,6 +40,8 @@ def test_the_logarithm_of_the_growth_falls_as_a_square_towards_the_bound() -> No
 def test_what_is_learned_explains_what_was_seen(
     measured: float, part: float, lowest: float, growth: float, bend: float
 ) -> None:
+    """All paths were expected to grow by 16, and those below the target by 16^part; `Seen`
+    learns from the growth measured."""
     seen = Seen()
     seen.learn(measured, 16.0, part)
     assert (seen.lowest, seen.growth, seen.bend) == pytest.approx((lowest, growth, bend))
@@ -50,6 +52,7 @@ def test_a_step_that_was_too_large_is_expected_to_be_so_the_next_time() -> None:
     # next plan, of this climb or of a fork, expects that many at least, though `share` says hardly
     # any.
     jobs = periods(generate("jaillet-model-1", seed=3, n=14))[0]
+    # 800 is the value that is taken as known; 1e4 and 10**6 are rooms for nodes.
     relaxation = Relaxation(jobs, 800)
     climb = Climb(relaxation, Ladder(relaxation))
     climb.take(climb.plan(1e4, 800)[0], 10**6, 800)

@@ -122,7 +122,7 @@ def test_clients_change_no_digest(tmp_path: Path) -> None:
     out = tmp_path / "o.json"
     run("import", "vllm", put(tmp_path, bench(FOUR)), "-o", out)
     data = json.loads(out.read_text())
-    assert data.pop("clients") == 4
+    assert data.pop("clients") == 4  # those of FOUR
     with_them = read_instance(out).sha256
     out.write_text(json.dumps(data))
     assert read_instance(out).sha256 == with_them

@@ -68,7 +68,7 @@ def test_small_instances_are_compared_with_their_optimum() -> None:
     assert evaluate(instance, comparison.schedule).metrics["tel"] == optimum
     # `inside` are the schedules that the bound covers: without pauses, for one.
     inside = [row for row in comparison.rows if row.inside]
-    assert len(inside) > 5
+    assert len(inside) > 5  # of all policies that it allows: no empty loop
     for row in inside:
         assert row.ratio_to_best_known == row.ratio_to_bound == row.metrics["tel"] / optimum >= 1
 
@@ -104,6 +104,7 @@ def test_without_a_bound_there_is_no_ratio_to_it() -> None:
 
 
 def test_a_schedule_outside_the_model_gets_no_ratio_and_a_reason() -> None:
+    """It has metrics and a note; another policy's row beside it has a ratio."""
     rows = rows_by_policy(compare(tiny(), ["mc-sf", "vllm"]))
     vllm = rows["vllm"]  # prefill first: running requests pause while others are prefilled
     assert vllm.metrics["tel"] > 0
@@ -120,6 +121,7 @@ def test_features_that_the_instance_switches_off_are_noted() -> None:
 
 
 def test_clairvoyance_ends_with_predictions() -> None:
+    """mc-sf is clairvoyant with the true lengths, and not with predictions of the instance."""
     oracle = compare(tiny(), ["mc-sf"], bound=False)
     assert oracle.predictor == "oracle"
     assert oracle.rows[0].clairvoyant
@@ -146,6 +148,8 @@ def test_a_loop_is_a_row_with_a_reason() -> None:
 
 
 def test_seconds_compare_policies_with_each_other() -> None:
+    """The best known value is the best row's, the bound is below it, and ratios are to these
+    two."""
     instance = tiny(time_unit="second", kv_capacity=100_000)
     comparison = compare(Problem(instance, MODEL), ["vllm", "sarathi"])
     assert comparison.value == min(row.value for row in comparison.rows)
@@ -224,6 +228,8 @@ class Overfull:
 
 
 def test_a_policy_that_overfills_the_kv_loses_only_its_row(tmp_path) -> None:
+    """The same error in compare, in ratios and on the command line, which ends with status 5
+    after the other rows."""
     # Three prompts of 3 and their first tokens are 12, and 10 fit.
     instance = Instance([0, 0, 0], [3, 3, 3], [2, 2, 2], kv_capacity=10)
     overfull, fine = compare(instance, [Overfull(), "mc-sf"]).rows
@@ -248,7 +254,7 @@ def test_a_policy_that_overfills_the_kv_loses_only_its_row(tmp_path) -> None:
     )
     words = [tmp_path / "three.json", "--policy", f"{tmp_path}/mine.py:Overfull"]
     result = invoke("compare", *words, "--policy", "mc-sf", "--no-bound")
-    assert result.exit_code == 5
+    assert result.exit_code == 5  # a schedule broke a rule
     assert "mc-sf" in result.stdout
     (error,) = result.stderr.splitlines()
     assert error.endswith(str(overfull.error).partition("Overfull")[2])
@@ -316,6 +322,7 @@ def test_only_the_best_schedule_is_kept_on_request() -> None:
 
 
 def test_a_comparison_is_a_table_with_every_policy_and_metric() -> None:
+    """A row that failed has its error and NaN in columns that stay numbers."""
     # alpha = 0 lets both in, they overflow and are cleared together for ever: a row of NaN.
     loop = Instance([0, 0], [1, 1], [6, 6], kv_capacity=10)
     comparison = compare(loop, ["mc-sf", "alpha-protection:alpha=0"], bound=False)
@@ -346,7 +353,7 @@ def test_what_is_printed_in_a_notebook_is_one_line() -> None:
     }
     for thing, words in found.items():
         assert repr(thing).startswith(words)
-        assert len(repr(thing)) < 160
+        assert len(repr(thing)) < 160  # it fits on a line or two of a notebook
 
 
 # --- What intervals mean, and what is lost to what ------------------------------------------------
@@ -374,6 +381,9 @@ def tel(instance: Instance, policy: Any, **options: Any) -> float:
 
 
 def test_a_ratio_in_words_is_rounded_outwards() -> None:
+    """A least ratio down and a most one up, to two digits or to three where two would be equal
+    or 1.00."""
+
     def words(low: float | None, high: float | None) -> str | None:
         return PolicyRow("x", ratio_to_best_known=low, ratio_to_bound=high).meaning
 
@@ -449,6 +459,7 @@ def test_a_tail_that_the_mean_does_not_see_is_said() -> None:
     # over 2 * 16.
     assert "p99 latency" in _long_tail(best, [row("fcfs", 13.0, 2.0)])[0]
     assert _long_tail(best, [row("fcfs", 13.0, 16.0)]) == ()
+    # Not compared: outside the model.
     assert _long_tail(best, [row("on two workers", 1.0, 1.0, inside=False)]) == ()
 
 

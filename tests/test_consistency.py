@@ -68,7 +68,7 @@ def test_the_command_line_ends_with_an_internal_error(tmp_path, monkeypatch, com
     wrong_bound(monkeypatch, "work", 1000.0)
     words = command, "seconds.json", "--cost-model", "plain.toml", "--time-limit", 30
     ended = invoke(*words)
-    assert ended.exit_code == 1
+    assert ended.exit_code == 1  # an internal error, in one line
     assert "work: its tel bound 1000.0 contradicts a schedule of tel 0." in ended.stderr
     assert ended.stderr.count("\n") == 1
 
@@ -115,6 +115,8 @@ KINDS = ["a chain", "delays", "late session", "idle gap", "late first"]
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_times_of_years_beside_batches_of_microseconds_contradict_nothing(kind) -> None:
+    """A bound that is positive and not above the value, and one for each further objective,
+    without an error."""
     instance, cost = huge(kind), BatchCost("x", 1, {"token": "1e-6"})
     found = compare(Problem(instance, cost), ["fcfs"], time_limit_s=0)
     assert found.bound is not None
@@ -138,7 +140,8 @@ def test_the_noise_is_that_of_a_clock_at_the_end_of_the_schedule() -> None:
 
 
 def test_the_noise_of_a_time_of_day_does_not_grow_with_the_day() -> None:
-    # 1e-6 of a makespan at 1.7e9 s would forgive half an hour.
+    # 1e-6 of a makespan at 1.7e9 s would forgive half an hour. It is 1e-6 of the 2 s since the
+    # arrivals, and what floats are apart at 1.7e9 s, 2^-22 = 2.4e-7 s: 2.24e-6 s.
     late = replace(SECONDS, arrival=np.array([1.7e9, 1.7e9]))
     assert float_noise(late, "makespan", 1.7e9 + 2) < 3e-6
     assert float_noise(late, "tel", 2.0) == float_noise(SECONDS, "tel", 2.0)
@@ -146,7 +149,7 @@ def test_the_noise_of_a_time_of_day_does_not_grow_with_the_day() -> None:
 
 def test_the_noise_of_a_late_clock_is_its_rounding_by_every_token() -> None:
     # At 2^30 s floats are 2^-22 s apart. Two requests and their four tokens are six times that,
-    # and a makespan, which is such a time itself, once more.
+    # and a makespan, which is such a time itself, once. A millionth of the 0.5 s is 5e-7 s.
     late = replace(SECONDS, arrival=np.array([0.0, 2.0**30]))
     assert float_noise(late, "tel", 0.5) == pytest.approx(6 * 2**-22 + 5e-7, rel=1e-12)
     both = replace(SECONDS, arrival=np.array([2.0**30, 2.0**30]))

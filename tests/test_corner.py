@@ -52,7 +52,8 @@ def test_a_step_takes_the_norm_of_reading_and_arithmetic(exponent: float, kv: bo
 def test_a_roofline_has_its_corner_where_arithmetic_outlasts_reading() -> None:
     # 362.05 TFLOP/s and 864 GB/s: 2 operations and 2 bytes for each weight, so 419 tokens.
     model = load_cost_model("roofline:llama3-8b,device=l40s,exponent=inf")
-    # 838 tokens are twice 419, so that arithmetic takes twice as long as reading.
+    # 838 tokens are twice 419, so that arithmetic takes twice as long as reading. The model has 32
+    # layers and milliseconds. One token's attention is within the 1e-3.
     few, many = (batch_time(model.array, add_prefill(EMPTY, n, 0)) for n in (1, 838))
     assert pytest.approx(419, abs=0.1) == 362.05e12 / 864e9
     reading = 32 * LINEAR["base"] / 1000
@@ -78,7 +79,8 @@ def test_files_bounds_and_the_judge_take_it(tmp_path: object) -> None:
     bound, _ = lower_bound(problem, time_limit_s=1.0)
     linear, _ = lower_bound(Problem(instance, model.minorants[0]), time_limit_s=1.0)
     tel = evaluate(problem, done.schedule).metrics["tel"]
-    assert 0.99 * linear <= bound <= tel  # each minorant gets its part of the time
+    # Each minorant gets but its part of the time, so 1 % may be lost.
+    assert 0.99 * linear <= bound <= tel
 
 
 def test_what_has_no_corner_is_refused() -> None:

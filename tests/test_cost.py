@@ -52,7 +52,7 @@ def test_the_shipped_models_are_listed():
 def test_shipped_models_state_units_provenance_and_validity(name):
     model = load_cost_model(name)
     assert model.name == name
-    assert len(model.provenance) > 20
+    assert len(model.provenance) > 20  # a sentence, and not a word
     assert model.valid["max_batch_tokens"] >= 2048  # the default of vLLM, whose steps one times
     text = (models_folder() / f"{name}.toml").read_text(encoding="utf-8")
     for key in model.coefficients:

@@ -120,6 +120,7 @@ def test_a_dataset_is_downloaded_once_and_checked(server: Server, cache: Path) -
     file = optsched.fetch_dataset(NAME, progress=lambda *state: seen.append(state))
     assert file == cache / FILE == data.cached(NAME)
     assert file.read_bytes() == CONTENT
+    # Everybody may read it.
     assert os.name != "posix" or file.stat().st_mode & 0o777 == 0o644
     assert server.paths == [f"/mirror/{FILE}"]
     assert seen[0][1] == len(CONTENT)
@@ -237,6 +238,7 @@ def test_without_pooch_the_extra_is_named(
 
 
 def test_every_dataset_has_an_address_a_sum_and_a_format_that_is_read() -> None:
+    """Each has all fields, names of files differ, and an unknown name is refused."""
     found = optsched.datasets()
     assert len(found) == len(data._DATASETS)
     for name, one in found.items():
@@ -253,6 +255,7 @@ def test_every_dataset_has_an_address_a_sum_and_a_format_that_is_read() -> None:
 def test_the_command_line_lists_and_fetches(
     server: Server, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The list says whether a dataset is there; import fetches it, unless a file has its name."""
     monkeypatch.chdir(tmp_path)
     listed = invoke("list", "data")
     assert listed.exit_code == 0

@@ -160,7 +160,8 @@ def test_who_has_time_to_spare_makes_room_for_a_prompt_that_is_due() -> None:
         [0.0, 0.1], [10, 10], [50, 2], kv_capacity=60, time_unit="second",
         slo_ttft=[0.1, 0.1], slo_tpot=[0.1, 0.1],
     )  # fmt: skip
-    # After some 8 tokens it has 4.92 - 0.11 - 41 * 0.011 - 0.04 = 4.3 s to spare: less than 4.6.
+    # After some 8 tokens it has 4.92 - 0.11 - 41 * 0.011 - 0.04 = 4.3 s to spare: more than 0.5
+    # and less than 4.6. With 0 nobody is evicted.
     for evict, served in ((0.0, [True, False]), (0.5, [True, True]), (4.6, [True, False])):
         spec = f"edf-decode:predictor=oracle,trust=1,floor=0.3,reserve=1,evict={evict}"
         found = run(Problem(instance, PLAIN), spec)

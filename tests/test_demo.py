@@ -21,13 +21,15 @@ def test_the_instance_is_what_the_documented_command_generates(tmp_path: Path) -
     run(*words, tmp_path / "again.json")
     shipped = optsched.read_instance("demo")
     assert optsched.read_instance(tmp_path / "again.json").sha256 == shipped.sha256
-    assert shipped.n == 300
+    assert shipped.n == 300  # as the page's command says
 
 
 @pytest.mark.whole
 def test_the_demo_has_no_row_without_a_ratio(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Four commands, four policies with both ratios, a page with a picture, and a next command
+    that runs."""
     monkeypatch.chdir(tmp_path)
     text = run("demo", "-o", "page.html")
     assert text.count("$ optsched ") == 4
@@ -38,7 +40,7 @@ def test_the_demo_has_no_row_without_a_ratio(
     assert names == ["vllm-v1", "sarathi", "least-work", "spf"]
     for row in found["policies"]:
         assert 1 <= row["ratio_to_best_known"] < row["ratio_to_bound"]
-    assert Path("page.html").stat().st_size > 100_000
+    assert Path("page.html").stat().st_size > 100_000  # a page with its pictures
     assert Path("page.png").read_bytes()[:4] == b"\x89PNG"
     (following,) = [line for line in text.splitlines() if line.startswith("  optsched ")]
     words = shlex.split(following)

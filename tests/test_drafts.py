@@ -60,8 +60,8 @@ def test_a_step_yields_its_accepted_drafts_and_one_token_more() -> None:
     found = evaluate(Problem(one(), LINEAR), batches(one(), {0: 3}, {0: 3}, {0: 3}, {0: 3}))
     assert found.finish.tolist() == [16.0]
     assert found.batch_kv.tolist() == [3, 6, 9, 10]
-    assert found.tpot.tolist() == [12 / 6]
-    assert found.gap.tolist() == [4.0]
+    assert found.tpot.tolist() == [12 / 6]  # from 4 s to 16 s, over the 6 tokens after the first
+    assert found.gap.tolist() == [4.0]  # from each step to the next
 
 
 def test_a_step_with_fewer_drafts_yields_no_more_than_its_tokens_nor_than_its_run() -> None:
@@ -129,6 +129,8 @@ def test_a_server_without_drafts_is_one_of_which_nothing_is_said() -> None:
 
 @pytest.mark.parametrize("numbers", parts(200, 6000))
 def test_the_judge_agrees_with_a_slow_one(numbers: range) -> None:
+    """`slow_judge` finds the rule that breaks, or the same times and KV; it shares no code with
+    the judge."""
     for number in numbers:
         rng = Random(number)
         instance = with_drafts(rng, random_instance(rng))
@@ -157,6 +159,7 @@ def test_the_twin_of_vllm_verifies_all_drafts_and_keeps_what_is_accepted() -> No
     )  # fmt: skip
     problem = Problem(pair, LINEAR)
     found = evaluate(problem, simulate(problem, "vllm-v1"))
+    # B ends with batch 1 at 6 + 7 = 13 s, and A at 13 + 4 + 4 = 21 s.
     assert found.finish.tolist() == [21.0, 13.0]
     # A holds 3 + 3 beside B's 2 + 3, then 6 + 3, of which 2 are not accepted, and 7 + 3.
     assert found.batch_kv.tolist() == [5, 6 + 5, 9, 10]
@@ -190,6 +193,7 @@ def test_the_compiled_twin_decides_as_the_readable_one() -> None:
         assert same(fast, slow), (number, rows_of(fast), rows_of(slow))
         preempted += evaluate(Problem(instance, cost), fast).metrics["evictions"] > 0
         finished += 1
+    # Of 300 runs most were compared, and some of them with preemptions.
     assert finished > 200
     assert preempted > 20
 
@@ -298,6 +302,8 @@ def test_no_bound_exceeds_an_exhaustive_optimum_and_certificates_are_accepted(
                 if made is not None:
                     assert verify_certificate(instance, made) <= optimum * (1 + 1e-9), number
                     certificates += 1
+    # The claims above are not empty: more than a proof for each instance, certificates for a third,
+    # and for a tenth a bound that is the optimum itself.
     assert checked > len(numbers)
     assert certificates > len(numbers) / 3
     assert met > len(numbers) / 10
@@ -352,6 +358,8 @@ def test_a_mean_is_drawn_from_the_two_numbers_beside_it_as_aisimulate_does() -> 
     long = replace(one(), output_tokens=[20_000], accepted=None, kv_capacity=30_000)
     (row,) = optsched.with_drafts(long, 3, accepted=1.99, seed=42).accepted
     assert set(row) == {1, 2}
+    # 20,000 / 2.99 = 6,700 steps of deviation 0.1: their mean has 0.0012, and 0.005 is four times
+    # that.
     assert np.mean(row[:-1]) == pytest.approx(1.99, abs=0.005)
 
 
@@ -359,6 +367,8 @@ def test_rates_are_the_shares_of_steps_that_accept_each_draft_as_vllm_logs_them(
     long = replace(one(), output_tokens=[20_000], accepted=None, kv_capacity=30_000)
     (row,) = optsched.with_drafts(long, 3, rates=[0.8, 0.5, 0.3], seed=1).accepted
     shares = [np.mean(np.array(row[:-1]) >= j) for j in (1, 2, 3)]
+    # 20,000 / (1 + 0.8 + 0.5 + 0.3) = 7,700 steps: shares have a deviation of 0.5 / sqrt(7,700) =
+    # 0.006 at most, and 0.02 is over three times that.
     assert shares == pytest.approx([0.8, 0.5, 0.3], abs=0.02)
 
 
@@ -377,6 +387,8 @@ def test_wrong_acceptances_are_named(options: dict, message: str) -> None:
 
 
 def test_drafts_are_given_verified_and_bounded_on_the_command_line(tmp_path: Path) -> None:
+    """export gives them, bound and verify say so; the plain file has no such certificate (5),
+    and "x" is no number of drafts (2)."""
     plain, drafts, proof = (tmp_path / f"{name}.json" for name in ("plain", "drafts", "proof"))
     optsched.write_instance(Instance([0, 1], [3, 2], [7, 5], 20), plain)
     run("export", plain, "--drafts", "3:accepted=1.99", "--seed", "42", "-o", drafts)

@@ -47,7 +47,7 @@ def test_the_loop_decides_as_plain_python_does(trust: float, mixed: bool) -> Non
 
         late += fast.metrics["slo_attainment"] < 1
 
-    assert late > 0
+    assert late > 0  # some come late, so the cases are not all easy
 
 
 def test_a_mixed_batch_decodes_first_and_prefills_in_the_time_that_is_left() -> None:
@@ -106,7 +106,7 @@ def test_it_evicts_where_predictions_are_too_short() -> None:
         assert np.isfinite(done.evaluation.latency).all()
         evicted += len(done.schedule.evicted)
 
-    assert evicted > 0
+    assert evicted > 0  # all end, and some were evicted before
 
 
 def test_what_it_cannot_do_is_said() -> None:

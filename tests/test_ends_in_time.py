@@ -61,7 +61,7 @@ def test_a_scan_of_batches_asks_whether_to_go_on_within_counted_steps(seed: int)
     def check() -> None:
         nonlocal asked
         asked += 1
-        if asked == 4:
+        if asked == 4:  # at the fourth look
             raise OutOfTimeError("enough")
 
     with pytest.raises(OutOfTimeError):

@@ -60,6 +60,7 @@ def test_status_and_files_are_those_of_any_environment(environment: str, tmp_pat
 
 @pytest.mark.whole
 def test_names_that_are_no_utf_8(tmp_path: Path) -> None:
+    """Five commands read and write files of such names, and an error shows the name as it is."""
     name = os.fsdecode(b"caf\xe9")
     (tmp_path / f"{name}.json").write_bytes((Path("instances") / "tiny.json").read_bytes())
     for words in (
@@ -72,7 +73,7 @@ def test_names_that_are_no_utf_8(tmp_path: Path) -> None:
         found = shell(f"{RUN} {words}", tmp_path)
         assert found.returncode == 0, found.stderr
     refused = shell(f"{RUN} solve no-{name}.json", tmp_path)
-    assert refused.returncode == 2
+    assert refused.returncode == 2  # no such file
     assert b"no-caf\xe9.json: no such file" in refused.stderr
     assert (tmp_path / f"{name}.d/mc-sf.json").is_file()
 
@@ -130,4 +131,4 @@ def test_every_policy_has_a_file_of_its_own_that_is_not_hidden() -> None:
         "…": "policy",
     }
     assert {words: file_name(words, taken) for words in names} == names
-    assert len(file_name("x" * 300, taken)) == 100
+    assert len(file_name("x" * 300, taken)) == 100  # names are cut at 100 characters

@@ -256,6 +256,8 @@ def test_columns_that_do_not_fit_together_are_refused(options, text: str) -> Non
 
 
 def test_what_cannot_be_judged_is_an_input_error() -> None:
+    """A schedule of another size, instance, unit or cost model, an SLO of 0, starts in seconds,
+    and no number."""
     instance = pair()
     good = batches(instance, *WHOLE)
     with pytest.raises(InputError, match="expected 2, one per request"):
@@ -280,12 +282,16 @@ def test_what_cannot_be_judged_is_an_input_error() -> None:
 
 
 def test_metrics_by_hand_in_rounds() -> None:
+    """Times, KV and every metric of three requests by hand; counts are integers; a pause is
+    outside the model."""
     # A: at 0, s 3, o 2. B: at 1, s 2, o 3. C: at 1, s 1, o 1. B pauses in batch 2.
     instance = Instance([0, 1, 1], [3, 2, 1], [2, 3, 1], kv_capacity=40)
     found = evaluate(
         Problem(instance, slo_ttft=2, slo_tpot=1),
         batches(instance, {0: 3}, {0: 1, 1: 2}, {2: 1}, {1: 1}, {1: 1}),
     )
+    # Batches end at 1, ..., 5. A has its tokens with the first two, C with the third, and B with
+    # the second, the fourth and the fifth.
     assert found.first_token.tolist() == [1, 2, 3]
     assert found.finish.tolist() == [2, 5, 3]
     assert found.latency.tolist() == [2, 4, 2]
@@ -301,11 +307,11 @@ def test_metrics_by_hand_in_rounds() -> None:
             "mean_latency": 8 / 3,
             "p50_latency": 2,
             "p90_latency": 3.6,  # 2, 2, 4: at place 0.9 * 2 = 1.8
-            "p99_latency": 3.96,
+            "p99_latency": 3.96,  # at place 0.99 * 2 = 1.98
             "mean_ttft": 4 / 3,
             "p50_ttft": 1,
             "p90_ttft": 1.8,  # 1, 1, 2
-            "p99_ttft": 1.98,
+            "p99_ttft": 1.98,  # at place 1.98, too
             "mean_tpot": 1.25,
             "p99_tpot": 1.495,  # 1, 1.5: at place 0.99
             "max_tpot": 1.5,
@@ -318,7 +324,7 @@ def test_metrics_by_hand_in_rounds() -> None:
             "max_stretch": 2,  # C, 2 rounds for one token; A has 2 / 2 and B 4 / 3
             "tps": 6 / 5,
             "peak_kv": 8,
-            "mean_kv": 26 / 5,
+            "mean_kv": 26 / 5,  # 4 + 8 + 5 + 4 + 5, from above
             "batches": 5,
             "evictions": 0,
             "slo_attainment": 2 / 3,  # B misses 1 round per token; C has no TPOT to miss
@@ -338,6 +344,7 @@ def test_metrics_by_hand_in_rounds() -> None:
 
 
 def test_metrics_by_hand_in_seconds() -> None:
+    """Times, KV and waits of two requests by hand, then each metric that seconds change."""
     # A batch of c tokens takes c + 1 s. A at 0.5, B at 2; both in batch 1.
     instance = pair(arrival=[0.5, 2.0], time_unit="second", kv_accounting="cached")
     schedule = batches(instance, {A: 3}, {A: 1, B: 2}, {B: 1}, {B: 1})
@@ -346,12 +353,12 @@ def test_metrics_by_hand_in_seconds() -> None:
     assert found.batch_start.tolist() == [0.5, 4.5, 8.5, 10.5]
     assert found.batch_end.tolist() == [4.5, 8.5, 10.5, 12.5]
     assert found.first_token.tolist() == [4.5, 8.5]
-    assert found.finish.tolist() == [8.5, 12.5]
-    assert found.tpot.tolist() == [4.0, 2.0]
-    assert found.batch_kv.tolist() == [3, 4 + 2, 3, 4]
+    assert found.finish.tolist() == [8.5, 12.5]  # A with batch 1, B with batch 3
+    assert found.tpot.tolist() == [4.0, 2.0]  # (8.5 - 4.5) / 1 and (12.5 - 8.5) / 2
+    assert found.batch_kv.tolist() == [3, 4 + 2, 3, 4]  # without the newest token: "cached"
     metrics = found.metrics
-    assert metrics["tel"] == 8.0 + 10.5
-    assert metrics["mean_ttft"] == (4.0 + 6.5) / 2
+    assert metrics["tel"] == 8.0 + 10.5  # 8.5 - 0.5 and 12.5 - 2
+    assert metrics["mean_ttft"] == (4.0 + 6.5) / 2  # 4.5 - 0.5 and 8.5 - 2
     # Both run without a break; B from 4.5 on.
     assert found.queuing_delay.tolist() == found.waiting.tolist() == [0.0, 2.5]
     assert metrics["makespan"] == 12.5
@@ -382,6 +389,7 @@ def test_every_term_of_the_cost_model_counts_as_defined() -> None:
     cost = BatchCost("eleven", 3, eleven)
     found = evaluate(Problem(instance, cost), batches(instance, *rows))
     lasted = found.batch_end - found.batch_start
+    # The same, summed by coefficient: base and tokens 17.5, decodes 13.75, then prefills' terms.
     assert lasted[2] == pytest.approx(
         3 * (17.5 + 13.75 + 2.5 + 0.75 + 0.0625 + 3.0 + 6.0 + 13.0) / 1000
     )
@@ -467,7 +475,7 @@ def test_a_schedule_outside_the_model_of_uninterrupted_runs_says_why() -> None:
     apart = batches(two, {A: 3}, {B: 2}, {A: 1}, {B: 1}, {B: 1}, worker=[0, 1, 0, 1, 1])
     found = evaluate(two, apart)
     assert found.workers == 2
-    assert found.finish.tolist() == [2, 3]
+    assert found.finish.tolist() == [2, 3]  # two batches on worker 0, three on worker 1
     assert outside_reason(found, Problem(two)) == "it uses 2 workers"
     # A's prompt of 3 comes in 2 and 1 tokens, as `tight` has 2 prompt tokens a batch at most.
     rows = ({A: 2}, {A: 1}, {A: 1, B: 2}, {B: 1}, {B: 1})
@@ -483,6 +491,7 @@ def test_the_table_has_a_row_per_request_with_its_external_id() -> None:
     instance = pair(id=["a", "b"])
     table = evaluate(instance, batches(instance, *WHOLE)).to_frame()
     assert table["id"].tolist() == ["a", "b"]
+    # WHOLE ends A with its second batch, and B with its third.
     assert table["finish"].tolist() == [2, 3]
     assert table["latency"].tolist() == [2, 3]
 
@@ -526,6 +535,7 @@ def random_starts(rng: Random, instance: Instance) -> list[int]:
 
 @pytest.mark.parametrize("numbers", parts(500, 5000))
 def test_starts_and_the_same_runs_as_batches_are_judged_alike(numbers: range) -> None:
+    """Starts against `slow_judge`, and against the judge's replay of the batches that they mean."""
     rng = Random(numbers.start)
     for _ in numbers:
         instance = random_instance(rng, unit="round")
@@ -555,6 +565,7 @@ def test_starts_and_the_same_runs_as_batches_are_judged_alike(numbers: range) ->
 
 @pytest.mark.parametrize("numbers", parts(400, 4000))
 def test_the_slow_judge_agrees_on_good_and_corrupted_schedules(numbers: range) -> None:
+    """`slow_judge` finds the rule that breaks at that batch, or the same times and KV."""
     rng = Random(numbers.start)
     for _ in numbers:
         instance = random_instance(rng)
@@ -593,10 +604,11 @@ def test_random_schedules_are_mostly_good_before_they_are_corrupted() -> None:
             rules[rule] = rules.get(rule, 0) + 1
     # Nothing but endless ones may break a rule; the comparison above is not of errors alone.
     assert set(rules) <= {None, "unfinished"}, rules
-    assert rules[None] > 150, rules
+    assert rules[None] > 150, rules  # over half of 300
 
 
 def test_the_compiled_replay_and_its_source_find_the_same(monkeypatch) -> None:
+    """Compiled and as Python: the same error in all its fields, or the same columns and metrics."""
     rng = Random(11)
     cases = []
     for _ in range(60):
@@ -605,6 +617,7 @@ def test_the_compiled_replay_and_its_source_find_the_same(monkeypatch) -> None:
         if schedule.batches:
             cases += [(instance, schedule), (instance, corrupted(rng, instance, schedule))]
     compiled = [outcome(*case) for case in cases]
+    # Some 20 errors and 20 evaluations are compared.
     assert 20 < sum(isinstance(fast, ViolationError) for fast in compiled) < len(cases) - 20
     for name, value in vars(optsched.judge.replay).items():
         if hasattr(value, "py_func"):

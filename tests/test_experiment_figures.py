@@ -32,6 +32,8 @@ ROWS = [
 
 
 def test_a_line_goes_through_the_means_and_its_band_from_least_to_most() -> None:
+    """Two series of ROWS, each with a line of its own colour; the band of "a" begins at its
+    least value."""
     ax = plot_lines(ROWS, "x", "y", series="kind", ax=figure().subplots())
     first, second = ax.get_lines()
     assert first.get_label() == "a"
@@ -96,6 +98,7 @@ def test_claims_are_drawn_as_measured_over_published() -> None:
 
 
 def test_a_panel_for_each_value_and_one_legend_for_all() -> None:
+    """Titles, the words of the legend and of the axis."""
     wanted = Figure("picture", "x", "y", series="kind", panel="where", labels={"here": "Here"})
     canvas = wanted.draw(experiment(wanted), ROWS)
     assert canvas is not None

@@ -52,6 +52,8 @@ def files(folder: Path) -> tuple[str, str]:
 
 
 def test_a_sweep_is_every_combination_with_the_last_factor_fastest() -> None:
+    """Without what `where` leaves out, with fixed columns; `nest` makes a factor the slowest,
+    and unknown values are refused."""
     trials = sweep(
         draw=Count("draws"), policy=lambda row, known: f"{known['name']}-{row['c']}", c="cs",
         keep=[False, True], n="n", seed="seed", where=lambda row: row["c"] > 1 or row["keep"],
@@ -81,6 +83,8 @@ def test_an_error_of_optsched_is_a_result_and_any_other_is_not() -> None:
 
 
 def test_means_and_claims_of_rows_that_are_not_there_are_unknown() -> None:
+    """The mean of two, and of none; a claim with its value rounded to two digits or as a
+    percentage."""
     rows = [{"p": "a", "x": 1.0}, {"p": "a", "x": 2.0}, {"p": "b"}]
     assert (mean(rows, "x", p="a"), mean(rows, "x", p="b")) == (1.5, None)
     assert claim("w", "above 1", 1.23456, lambda v: v > 1, 2) == Claim("w", "above 1", 1.23, True)
@@ -146,7 +150,7 @@ def test_trials_differ_and_claims_need_no_results(name: str) -> None:
     trials = list(islice(experiment.trials(experiment.settings({}), 0), 500))
     assert len({json.dumps(trial) for trial in trials}) == len(trials)
     without = [{"trial": k, **trial, "error": "none"} for k, trial in enumerate(trials)]
-    for rows in ([], without, without[::7]):
+    for rows in ([], without, without[::7]):  # none, all, and some
         for found in experiment.summarize(rows):
             assert isinstance(found, Claim)
 
@@ -204,6 +208,8 @@ def test_other_seeds_are_other_trials(tmp_path: Path) -> None:
 
 
 def test_results_say_what_they_hold(tmp_path: Path) -> None:
+    """Numbered rows of both capacities, a summary with its claims, and as many rows in the
+    database."""
     run_experiment("infermax-memory", {**SMALL, "kv_capacity": "100,1000"}, out=tmp_path)
     with (tmp_path / "results.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -326,6 +332,8 @@ def test_an_interrupted_trial_says_what_its_certificate_proves() -> None:
 def test_a_certificate_that_is_too_large_to_check_costs_no_trial(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """It is kept but counts as refused, and the trial has no error; the claim counts none of
+    one."""
     monkeypatch.setattr(checker_parts, "MAX_STEPS", 100)
     settings = {"n": "6", "time_limit": 600, "certificate_every": 2}
     outcome = run_experiment("jaillet-model-1", settings, trials=2)
@@ -385,7 +393,7 @@ def test_command_lists_and_runs(tmp_path: Path) -> None:
     words += ["--set", "requests=8", "--set", "prompt=1,2", "--json", "-"]
     found = CliRunner().invoke(app, words)
     assert found.exit_code == 0
-    assert json.loads(found.stdout)["trials"] == 4
+    assert json.loads(found.stdout)["trials"] == 4  # as asked for
     assert (tmp_path / "results.csv").is_file()
 
 

@@ -115,13 +115,14 @@ def check_enumeration(
 
 def test_the_optimum_or_the_target_is_proved_and_certified_for_tiny_instances() -> None:
     seen = check_enumeration(1, 100, 5, 3)
+    # Each case that `check_enumeration` counts is met: the claims are not empty.
     assert min(seen["found"], seen["proved"], seen["as the twin"]) > 10
     assert seen["short clocks"] > 5
 
 
 def test_the_optimum_or_the_target_is_proved_without_memory_for_tables() -> None:
     seen = check_enumeration(7, 80, 5, 2, table_bytes=0)
-    assert seen["as the twin"] > 10
+    assert seen["as the twin"] > 10  # of 80 / 2 instances that the twin may see
 
 
 def test_groups_are_as_large_as_memory_allows() -> None:
@@ -168,7 +169,7 @@ def test_proofs_end_by_enumeration_at_the_same_optimum() -> None:
         proofs = prove_all(instance, seed=turn, tuning=ENUMERATING)
         assert sum(p.bound for p in proofs) == sum(p.value for p in proofs) == optimum
         enumerated += sum(len(p.levels) > 0 and p.levels[-1].multipliers is None for p in proofs)
-    assert enumerated > 10
+    assert enumerated > 10  # in 80 instances: the claim is not empty
 
 
 def ready(instance: Instance, target: int) -> Relaxation:
@@ -287,7 +288,7 @@ def test_a_share_of_the_labels_gives_a_feasible_schedule_or_none() -> None:
                     found += 1
             assert (target > optimum) == (starts is not None)
             assert starts is None or jobs.total(starts) == optimum
-    assert found > 20
+    assert found > 20  # schedules were judged: the claim is not empty
 
 
 def test_the_stop_flag_ends_the_enumeration() -> None:
@@ -332,7 +333,7 @@ def test_what_the_second_thread_improves_ends_with_it(monkeypatch: pytest.Monkey
     stop, deadline = np.zeros(1, dtype=np.int8), time.perf_counter() + 60
     with Helper(annealing, deadline, stop, lambda *found: None) as helper:
         helper.post(relaxation)
-        assert began.wait(20)
+        assert began.wait(20)  # patience, which it does not need
     assert ended.is_set()
 
 
@@ -417,7 +418,7 @@ def test_compiled_and_plain_checkers_agree_on_true_and_on_wrong_certificates(mem
             refusals += "found a schedule below" in found[0]
             if change == 0:
                 assert found[0] == str(sum(p.value for p in proofs))
-    assert refusals > 5
+    assert refusals > 5  # of 40 claims that are one too high, an enumeration refutes some
 
 
 def test_sixty_six_kinds_are_enumerated_one_after_another() -> None:
@@ -471,6 +472,8 @@ def test_a_check_that_runs_out_of_steps_is_refused_wherever_it_stops() -> None:
                 check_ramp(columns_of(instance), leaf, Budget(few))
             stopped += isinstance(found.value, TooLarge)
             ended += str(found.value) == str(full.value)
+    # Up to eight budgets are tried for each of 80 instances. Both ways to end are met often: out of
+    # steps, and with the refusal of a check that has enough of them.
     assert stopped > 100
     assert ended > 10
 
@@ -501,6 +504,7 @@ def test_ways_into_the_clock_and_labels_are_limited_apart() -> None:
         replays = partial(Compiled, limits=Limits(ways=ways))
         return check_ramp(columns_of(instance), leaf, replays=replays)
 
+    # Room for one way at first, and for 1,000 or for one at most.
     assert checked((1, 1000)) == relaxation.bound
     with pytest.raises(TooLarge, match="more than 1 ways to join the clock"):
         checked((1, 1))
@@ -545,6 +549,8 @@ def test_corrupted_enumerations_never_prove_more_than_the_optimum(turns: range) 
                             instance, make_certificate(instance, changed, value=claimed)
                         )
                     rejected += 1
+    # An eighth of the instances end by enumeration. Each chain has 10 x (1 + 2 x 2) = 50 changes,
+    # of which a few change nothing and are not counted.
     assert chains > len(turns) / 8
     assert rejected > 40 * chains
 
@@ -611,10 +617,10 @@ def test_a_level_with_more_nodes_than_arrays_hold_at_first_is_checked_up_to_the_
     period = {"value": 10**6, "denominator": 1, "clock": 0, "levels": [level]}
     leaf = {"relaxation": "ramp", "periods": [period]}
     graphs = graphs_met(monkeypatch)
-    # Two at a time: 13 x 128 + 11 x 128 + ... + 1 x 128 is the sum of completions.
+    # Two at a time: 13 x 128 + 11 x 128 + ... + 1 x 128 = 49 x 128 is the sum of completions.
     assert check_ramp(columns_of(instance), leaf) == 49 * 128
     into, _, label, _ = graphs[0]
-    assert len(into) - 1 > 90_000
+    assert len(into) - 1 > 90_000  # 8,256 after each of 11 numbers of placements: 90,816
     for name, size in (("nodes", len(into) - 1), ("arcs", len(label))):
         enough, less = (partial(Compiled, limits=Limits(**{name: x})) for x in (size, size - 1))
         assert check_ramp(columns_of(instance), leaf, replays=enough) == 49 * 128
@@ -632,6 +638,7 @@ def test_a_capacity_beyond_the_compiled_integers_proves_no_more() -> None:
     ]
     for capacity in (100, 2**31 - 1, 2**31, 2**31 + 20):
         instance = Instance([0] * 13, [1] * 12 + [5], [1] * 13, capacity, kv_accounting="cached")
+        # Claims far more than 13.
         period = {"value": 10**6, "denominator": 1, "clock": 0, "levels": levels}
         leaf = {"relaxation": "ramp", "periods": [period]}
         with suppress(Rejected):
@@ -663,11 +670,10 @@ def test_deletion_goes_on_at_the_arc_whose_label_had_no_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # With no room for a further label at each call, what is left of graphs (`narrowed`) is the
-    # same.
-    # What is kept is written over the arcs of before. So no arc may be read again.
+    # same. What is kept is written over the arcs of before. So no arc may be read again.
     thin = checker_period.thin
     roomy = [narrowed(seed) for seed in range(200)]
-    assert sum(graph[0] for graph in roomy) > 100
+    assert sum(graph[0] for graph in roomy) > 100  # over half of 200 graphs have something left
 
     def one_label_at_a_time(*args: Any) -> int:
         *others, count, _ = args
@@ -709,6 +715,7 @@ def test_a_product_that_is_short_of_any_room_at_any_node_is_the_same(
             assert certified(instance, proofs) == sum(p.bound for p in proofs)
         half = len(graphs) // 2
         assert graphs[:half] == graphs[half:]
+    # It was short of each kind of room several times.
     assert all(stops[which] > 3 for which in (NODES, ARCS, LABELS, PARTS, CELLS, STATES))
 
 

@@ -92,9 +92,11 @@ def good(tmp_path: Path) -> Path:
 
 
 def test_known_coefficients_are_recovered(good: Path) -> None:
+    """All of TRUTH, with no error left, in the range of the profile, and no row is rejected."""
     found = fit(good)
     for key, value in TRUTH.items():
         assert found.cost_model[key] == pytest.approx(value, rel=1e-4), key
+    # TRUTH is exactly true of the profile, so no error is left.
     assert all(o.mean < 1e-6 and o.reached and o.r2 > 0.999999 for o in found.operators)
     assert found.cost_model.layers == 32
     # The largest of the profile: 4,096 tokens, and 128 decodes over 4,000 each.
@@ -111,6 +113,7 @@ def test_coefficients_survive_noise_and_the_split_is_seeded(tmp_path: Path) -> N
         attention[column] *= generator.uniform(0.97, 1.03, len(attention))
     folder = write(tmp_path, dense_frame(), attention)
     found, again, other = fit(folder), fit(folder), fit(folder, seed=1)
+    # The noise is 3 % at most, of each row by itself. Coefficients and mean errors stay near that.
     assert found.cost_model["decode_kv"] == pytest.approx(TRUTH["decode_kv"], rel=0.03)
     assert found.cost_model["prefill_square"] == pytest.approx(TRUTH["prefill_square"], rel=0.05)
     assert all(0 < o.mean < 0.03 for o in found.operators if o.operator != "layer")
@@ -226,7 +229,7 @@ def test_a_row_above_the_peak_is_rejected_and_named(tmp_path: Path) -> None:
 
 def test_a_table_of_another_device_is_refused(tmp_path: Path) -> None:
     attention = attention_frame()
-    attention["time_stats.attn_decode.median"] /= 30
+    attention["time_stats.attn_decode.median"] /= 30  # so fast that the device cannot read the KV
     with pytest.raises(InputError, match="a profile of this device"):
         fit(write(tmp_path, dense_frame(), attention))
 
@@ -264,7 +267,7 @@ def test_other_models_are_judged_on_the_same_rows(good: Path) -> None:
     found = fit(good)
     rows = errors_of(found, [found.cost_model])
     assert {r["operator"] for r in rows} >= {"layer", "decode", "prefill"}
-    assert max(r["mean_error"] for r in rows) < 1e-4
+    assert max(r["mean_error"] for r in rows) < 1e-4  # the profile is exactly TRUTH's
     doubled = BatchCost(
         "x", 32, {k: str(2 * float(v)) for k, v in found.cost_model.coefficients.items()}
     )
@@ -352,12 +355,13 @@ def test_non_negative_least_squares_meet_the_optimality_conditions() -> None:
 
 def test_roofline_of_an_a100() -> None:
     # K and V of 2 bytes, 32 heads of 128: a decode reads 2 x 2 x 32 x 128 = 16,384 bytes per KV
-    # token and layer, at 2,039 GB/s.
+    # token and layer, at 2,039 GB/s, which are 2039e6 bytes a ms.
     model = roofline("llama2-7b")
     assert model["decode_kv"] == pytest.approx(16384 / 2039e6, rel=1e-5)
-    # Causal prefill: 4 x 4096 x c^2 / 2 operations at 312 TFLOP/s.
+    # Causal prefill: 4 x 4096 x c^2 / 2 operations at 312 TFLOP/s, which are 312e9 a ms.
     assert model["prefill_square"] == pytest.approx(2 * 4096 / 312e9, rel=1e-5)
-    # One token cannot beat reading a layer's 202,375,168 weights of 2 bytes: 0.1985 ms.
+    # To read a layer's 202,375,168 weights of 2 bytes takes 0.1985 ms at 2,039 GB/s. The linear
+    # model is a fit over batches of all sizes, for one token below that, but not by half.
     weights = sum(ARCHITECTURES["llama2-7b"].layer_weights.values())
     assert weights == 202_375_168
     assert 0.5 * 0.1985 < model["token"] + model["base"] < 0.1985
@@ -387,6 +391,7 @@ def test_kv_capacity_from_memory_weights_and_bytes_per_token() -> None:
     assert kv_capacity(80, 24 * 2**30, 2**19, devices=2) == 120 * 2048  # (0.9 x 160 - 24) GiB
     shape, peak = ARCHITECTURES["llama2-7b"], DEVICES["a100-80gb"]
     assert shape.kv_bytes == 32 * 16384
+    # 121,752, see the roofline above.
     assert kv_capacity(peak.memory_gib, shape.weight_bytes, shape.kv_bytes) > 100_000
     # 140 GB of weights on 40 GiB, and 1.2 of the memory.
     with pytest.raises(InputError, match="leave no room"):
@@ -455,7 +460,7 @@ def test_the_shipped_fits_are_what_the_profiles_give(name: str, folder: str, opt
 def test_the_impossible_rows_of_splitwise_are_rejected() -> None:
     # 64 prompts of 512 tokens in 0.8 s would be 2,832 TFLOP/s on two GPUs of 312.
     profile = read_profile(Path(str(DATA)) / "splitwise", model="llama2-70b", tensor_parallel=2)
-    assert [r.line for r in profile.rejected] == [62, 63, 64, 65, 66]
+    assert [r.line for r in profile.rejected] == [62, 63, 64, 65, 66]  # lines of the file
 
 
 def command(*words: object) -> int:
@@ -468,6 +473,7 @@ def command(*words: object) -> int:
 def test_command_writes_model_plot_and_report(
     good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A model with TRUTH's coefficient, a picture, a table with another model beside, and JSON."""
     model, figure = tmp_path / "m.toml", tmp_path / "m.png"
     words = ("fit", good, "-o", model, "--plot-out", figure, "--beside", "llama2-7b-a100-infermax")
     assert command(*words) == 0
@@ -475,7 +481,7 @@ def test_command_writes_model_plot_and_report(
     assert "prefill with cached KV" in out
     assert "llama2-7b-a100-infermax" in out
     assert load_cost_model(model)["decode_kv"] == pytest.approx(9e-6, rel=1e-4)
-    assert figure.stat().st_size > 1000
+    assert figure.stat().st_size > 1000  # a picture, and no empty file
     assert command("fit", good, "--json", "-") == 0
     data = json.loads(capsys.readouterr().out)
     assert data["format"] == "optsched-fit"
@@ -485,6 +491,7 @@ def test_command_writes_model_plot_and_report(
 def test_a_profile_without_attention_is_taken_only_when_asked(
     good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Refused (status 2) in one line; with --partial the model and its file say what is missing."""
     (good / "attention.csv").unlink()
     assert command("fit", good) == 2
     error = capsys.readouterr().err

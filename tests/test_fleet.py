@@ -50,6 +50,8 @@ def test_equal_machines_are_as_many_workers(spec: str) -> None:
 
 
 def test_the_times_of_each_batch_are_those_of_its_machine() -> None:
+    # One request on each machine, with two batches: a prefill and a decode of 1 s each, or of 2.5
+    # s.
     machines = (
         Machine(cost_model=each_batch(1.0), kv_capacity=3),
         Machine(cost_model=each_batch(2.5), kv_capacity=3),
@@ -62,6 +64,8 @@ def test_the_times_of_each_batch_are_those_of_its_machine() -> None:
 
 
 def test_each_batch_keeps_to_the_limits_of_its_machine() -> None:
+    """Both on worker 1: its 6 tokens are enough and 3 are not, nor is one seat; there is no
+    worker 2."""
     small, large = (
         Machine(cost_model=each_batch(1.0), kv_capacity=3),
         Machine(cost_model=each_batch(1.0), kv_capacity=6, limits=Limits(max_running=1)),
@@ -70,7 +74,7 @@ def test_each_batch_keeps_to_the_limits_of_its_machine() -> None:
         [0, 2, 4], [0, 1, 0, 1], [2, 2, 1, 1], instance=pair(), worker=[1, 1]
     )  # fmt: skip
     roomy = Machine(cost_model=each_batch(1.0), kv_capacity=6)
-    assert evaluate(Problem(pair(), (small, roomy)), both).metrics["peak_kv"] == 6
+    assert evaluate(Problem(pair(), (small, roomy)), both).metrics["peak_kv"] == 6  # 3 + 3
     with pytest.raises(ViolationError, match=r"4.*tokens.*kv_c"):
         evaluate(Problem(pair(), (roomy, small)), both)
     with pytest.raises(ViolationError, match="holds KV of 2 requests at its end; expected at most"):
@@ -82,6 +86,8 @@ def test_each_batch_keeps_to_the_limits_of_its_machine() -> None:
 
 @pytest.mark.parametrize("spec", [*POLICIES, "isrtf"])
 def test_policies_run_on_machines_that_differ(spec: str) -> None:
+    """Batches of machine 1 take its 0.05 s and hold its 2,500 tokens at most, and both machines
+    work."""
     instance = busy()
     machines = (
         Machine(cost_model=MODEL, kv_capacity=3000),
@@ -230,6 +236,8 @@ def test_releases_are_the_arrivals() -> None:
 
 
 def test_bounds_of_the_instance_do_not_cover_a_schedule_on_a_larger_machine() -> None:
+    """A larger machine serves all at once, within its own KV; on the instance's machine a
+    schedule is inside the model."""
     # One request holds 9 + 8 = 17 of 20 tokens, so the six of them run one after another. A machine
     # of 6 * 17 = 102 tokens runs them at once, in 8 rounds each.
     instance = Instance([0] * 6, [9] * 6, [8] * 6, kv_capacity=20)

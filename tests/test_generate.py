@@ -40,6 +40,7 @@ def test_the_global_generator_is_left_alone(name):
 def test_jaillet_model_1_draws_the_paper_s_ranges():
     drawn = [generate("jaillet-model-1", seed=seed) for seed in range(300)]
     capacities = {instance.kv_capacity for instance in drawn}
+    # There M is 30 to 50, n 40 to 60 and s 1 to 5.
     assert capacities == set(range(30, 51))
     assert {instance.n for instance in drawn} == set(range(40, 61))
     assert all((instance.arrival == 0).all() for instance in drawn)
@@ -47,7 +48,8 @@ def test_jaillet_model_1_draws_the_paper_s_ranges():
     assert set(prompts.tolist()) == {1, 2, 3, 4, 5}
     room = [i.kv_capacity - i.prompt_tokens - i.output_tokens for i in drawn]
     assert min(map(np.min, room)) == 0  # o reaches M - s
-    # o is uniform on 1..M - s: its mean over (1 + M - s) / 2 is 1 within a few parts in 100.
+    # o is uniform on 1..M - s: its mean over (1 + M - s) / 2 is 1. Some 300 x 50 draws with a
+    # deviation of 0.58 have one of 0.005 in the mean, and 0.02 is four times that.
     shares = [2 * i.output_tokens / (1 + i.kv_capacity - i.prompt_tokens) for i in drawn]
     assert np.concatenate(shares).mean() == pytest.approx(1, abs=0.02)
 
@@ -55,12 +57,13 @@ def test_jaillet_model_1_draws_the_paper_s_ranges():
 def test_jaillet_model_2_arrives_as_a_poisson_process_over_1_to_t():
     drawn = [generate("jaillet-model-2", seed=seed) for seed in range(300)]
     assert min(instance.arrival.min() for instance in drawn) == 1
+    # T is 60 at most, and near 60 in some of 300.
     assert 55 <= max(instance.arrival.max() for instance in drawn) <= 60
     assert all((np.diff(instance.arrival) >= 0).all() for instance in drawn)
     # lambda and T are independent with means 1 and 50, so n has mean 50; its standard deviation
     # is about sqrt(50 + 14.4^2 + 6^2) = 17, that of the mean of 300 about 1.
     # T is 40 to 60, so its deviation is 20 / sqrt(12) = 6; that of lambda, 0.5 to 1.5, is 1 /
-    # sqrt(12), times 50 is 14.4.
+    # sqrt(12), times 50 is 14.4. The mean may be off by four times its deviation of 1.
     assert np.mean([instance.n for instance in drawn]) == pytest.approx(50, abs=4)
 
 
@@ -68,6 +71,7 @@ def test_jaillet_model_2_with_n_fixed_takes_the_first_n_arrivals():
     drawn = [generate("jaillet-model-2", seed=seed, n=200, rate=2.0) for seed in range(20)]
     assert {instance.n for instance in drawn} == {200}
     # 200 arrivals at 2 a round: the last in round 100 on average, sqrt(200) / 2 = 7 its deviation.
+    # That of a mean of 20 is 1.6, and 7 is over four times that.
     assert np.mean([i.arrival[-1] for i in drawn]) == pytest.approx(100, abs=7)
     assert min(i.arrival.min() for i in drawn) >= 1
 
@@ -85,23 +89,26 @@ def test_there_is_always_a_request():
 
 def test_lognormal_has_the_published_means_medians_and_maxima():
     instance = generate("lognormal", seed=1, n=200_000)
-    # Published: prompts mean 40.62, median 11, 1..468; outputs mean 85.32, median 45, 1..883.
+    # Published: prompts mean 40.62, median 11, 1..468; outputs mean 85.32, median 45, 1..883. The
+    # mean of 200,000 prompts varies by 0.8 % or less: a lognormal of this mean and median has a
+    # deviation of 3.6 times its mean, and 3.6 / sqrt(200,000) is 0.008. That of outputs less.
     for column, mean, median, longest in (
         (instance.prompt_tokens, 40.62, 11, 468),
         (instance.output_tokens, 85.32, 45, 883),
     ):
         assert column.mean() == pytest.approx(mean, rel=0.015)
-        assert np.median(column) == pytest.approx(median, abs=1)
+        assert np.median(column) == pytest.approx(median, abs=1)  # a whole token
         assert (column.min(), column.max()) == (1, longest)
-    assert instance.kv_capacity == 16492
+    assert instance.kv_capacity == 16492  # the default
     assert instance.kv_accounting == "cached"
-    # Poisson arrivals at 50 per second: 200,000 take 4,000 s.
+    # Poisson arrivals at 50 per second: 200,000 take 4,000 s, with a deviation of 1 / sqrt(200,000)
+    # = 0.2 %.
     assert instance.arrival[-1] == pytest.approx(4000, rel=0.02)
 
 
 def test_a_lognormal_whose_mean_is_its_median_is_constant():
     instance = generate("lognormal", n=9, prompt_mean=11, arrivals="all-at-once")
-    assert set(instance.prompt_tokens.tolist()) == {11}
+    assert set(instance.prompt_tokens.tolist()) == {11}  # the default's median
     assert instance.arrival.max() == 0
 
 
@@ -111,7 +118,7 @@ def test_gaps_have_the_rate_and_variation_asked_for(arrivals, cv):
         "uniform", n=200_000, arrivals=arrivals, rate=4.0, cv=cv, time_unit="second"
     )
     gaps = np.diff(instance.arrival)
-    # 1 / 4 s.
+    # 1 / 4 s. The mean of 200,000 gaps varies by cv / sqrt(200,000): by 0.7 % at most.
     assert gaps.mean() == pytest.approx(0.25, rel=0.03)
     assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.03)
 
@@ -226,6 +233,7 @@ def test_bad_parameters_are_refused_in_one_line(name, parameters, words):
 
 
 def test_cached_accounting_needs_one_token_less():
+    # 5 + 25 - 1, the defaults' largest.
     assert generate("uniform", kv_capacity=29, kv_accounting="cached").kv_capacity == 29
 
 
@@ -251,13 +259,15 @@ def test_texts_become_parameters_of_their_type():
 def test_bad_texts_are_refused_in_one_line(texts, words):
     with pytest.raises(InputError, match=re.escape(words)) as caught:
         parse_parameters("uniform", texts)
-    assert len(str(caught.value)) < 300
+    assert len(str(caught.value)) < 300  # the 5,000 digits of one case are not all repeated
 
 
 def test_calls_of_agents_repeat_what_was_said():
+    """A session's calls stand one after another. The prompt of each begins with the prompt and
+    the answer before it, and is cut at the context."""
     found = generate("agent-sessions", n=50, seed=2, context=50_000)
     sessions, prompt, output = found.sessions, found.prompt_tokens, found.output_tokens
-    assert sessions.session.max() == 49
+    assert sessions.session.max() == 49  # 50 sessions, from 0
     called = np.flatnonzero(sessions.count)
     assert (sessions.before == called - 1).all()
     said = prompt[called - 1] + output[called - 1]

@@ -148,6 +148,8 @@ def test_a_ratio_of_makespans_by_hand() -> None:
 
 @pytest.mark.parametrize("name", ["makespan", "mean_ttft", "max_stretch"])
 def test_ratios_are_of_the_objective(name: str) -> None:
+    """Values are the policy's metric, least ratios are to what CP-SAT proves, and tables and
+    words name it."""
     cases = [generate("uniform", seed=k, n=5, output_max=5) for k in range(4)]
     study = ratios(["mc-sf", "mc-benchmark"], [Problem(one, None, name) for one in cases])
     for row in study.rows:
@@ -197,6 +199,8 @@ def test_a_bad_case_of_another_objective_is_proved() -> None:
 
 
 def test_objectives_on_the_command_line() -> None:
+    """compare and ratios take an objective: their values and ratios are of it, and two are
+    refused."""
     found = answer("compare", "tiny", "--policy", "mc-sf", "--objective", "makespan")
     best = solve(Problem("tiny", None, "makespan")).value
     assert (found["objective_name"], found["best_known"]) == ("makespan", best)
@@ -229,6 +233,8 @@ def never(*_: object, **__: object) -> None:
 def test_an_optimum_is_solved_once_for_studies_comparisons_and_worst_cases(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What a study stores serves it again, with another policy, and a comparison; another
+    objective is solved anew."""
     cases = [small(seed, 4) for seed in range(3)]
     first = ratios("mc-sf", cases, store=tmp_path, time_limit_s=120)
     other = ratios("mc-sf", cases, objective="makespan", store=tmp_path, time_limit_s=120)
@@ -285,6 +291,7 @@ def test_a_policy_that_is_added_to_a_study_runs_alone(
 
 
 def test_a_family_of_ones_own_is_drawn_and_changed() -> None:
+    """An instance of `draw` is changed by `change`, and some ratio above 1 is found."""
     seen: list[Instance] = []
     stop = threading.Event()
 
@@ -323,6 +330,7 @@ def test_in_seconds_a_worst_case_is_proved_by_labels() -> None:
 
 
 def test_labels_and_mathematics_on_the_command_line(tmp_path: Path) -> None:
+    """Labels stand for policies in JSON and, with their signs escaped, in LaTeX."""
     words = ["ratios", "--set", "n=4", "--trials", 2, "--policy", "mc-sf", "--policy", "fcfs"]
     named = [*words, "--label", "MC_SF", "--label", "First & come"]
     assert set(answer(*named)["ratios"]["policy"]) == {"MC_SF", "First & come"}

@@ -97,7 +97,8 @@ def test_a_name_of_several_devices_lists_them() -> None:
 
 
 def test_a_device_of_ones_own_is_given_by_its_peaks(tmp_path: Path) -> None:
-    # The peaks of an L40S, so that the result is that of the device which is known by name.
+    # The peaks of an L40S, so that the result is that of the device which is known by name. A name,
+    # a file and a cost model's name may give them.
     peaks = {"memory_gb": 44.99, "bandwidth_gb_s": 864, "bf16_tflops": 362.05}
     spec = ",".join(f"{key}={value}" for key, value in peaks.items())
     file = tmp_path / "mine.toml"
@@ -179,11 +180,14 @@ def folder_of(folder: Path, config: dict[str, Any], name: str = "model") -> Path
 @pytest.mark.parametrize(
     ("config", "parameters", "kv_bytes"),
     [
-        # Card: 32.8 B parameters. KV: 64 layers x 2 x 8 heads x 128 x 2 bytes = 262,144.
+        # Card: 32.8 B parameters: 64 layers of 487,587,840 and two embeddings of 151,936 x 5,120.
+        # KV: 64 layers x 2 x 8 heads x 128 x 2 bytes = 262,144.
         (QWEN3_32B, 32.76e9, 262_144),
-        # 8.54 B with tied embeddings. KV: 28 x 2 x 16 x 256 x 2 = 458,752.
+        # 8.54 B: 28 layers of 276,824,064 and one (tied) embedding of 256,000 x 3,072.
+        # KV: 28 x 2 x 16 x 256 x 2 = 458,752.
         (GEMMA_7B, 8.54e9, 458_752),
-        # 8.03 B. KV: 32 x 2 x 8 x 128 x 2 = 131,072.
+        # 8.03 B: 32 layers of 218,103,808 and two embeddings of 128,256 x 4,096.
+        # KV: 32 x 2 x 8 x 128 x 2 = 131,072.
         (LLAMA3_8B, 8.03e9, 131_072),
     ],
 )
@@ -194,6 +198,7 @@ def test_weights_and_kv_are_those_of_the_model_s_card(
     for name in (folder, folder / "config.json"):
         shape = architecture(str(name))
         assert shape.name == "own-name"
+        # Cards are rounded, and have norms besides.
         assert shape.weight_bytes / 2 == pytest.approx(parameters, rel=2e-3)
         assert shape.kv_bytes == kv_bytes
 
@@ -211,7 +216,7 @@ def test_a_configuration_gives_what_the_known_name_gives(tmp_path: Path) -> None
     )
     # The language model of one that also sees.
     seeing = folder_of(tmp_path, {"model_type": "x", "text_config": QWEN3_32B}, "seeing")
-    assert architecture(str(seeing)).attention_width == 8192
+    assert architecture(str(seeing)).attention_width == 8192  # 64 heads x 128
 
 
 @pytest.mark.parametrize(
@@ -260,7 +265,7 @@ def test_a_window_and_quantized_weights_are_noted(tmp_path: Path) -> None:
     assert "attention slides over 4096 tokens" in run("gpu", "roofline", folder, "--gpu", "h100")
     packed = {**LLAMA3_8B, "attention_chunk_size": 8192, "compression_config": {"bits": 8}}
     notes = architecture(str(folder_of(tmp_path, packed, "packed"))).notes
-    assert len(notes) == 2
+    assert len(notes) == 2  # of attention in chunks, and of packed weights
     # A window that no request leaves, or that is switched off, is none.
     for off in ({"sliding_window": 40960}, {"use_sliding_window": False}):
         name = "-".join(off)
@@ -291,7 +296,8 @@ def test_a_roofline_counts_the_width_of_the_heads(
     assert cost["prefill_square"] == pytest.approx(2 * width / 989e12 * 1e3, rel=1e-5)
     assert cost["prefill_cross"] == pytest.approx(4 * width / 989e12 * 1e3, rel=1e-5)
     assert sum(architecture(str(folder)).layer_weights.values()) == layer
-    # One token cannot beat reading a layer's weights.
+    # Two bytes a weight, 3,350 GB/s. The linear model is a fit over batches of all sizes. For one
+    # token it is below the true time, which is that of reading a layer's weights, but not by half.
     weights_ms = 2 * layer / 3350e9 * 1e3
     assert 0.5 * weights_ms < cost["token"] + cost["base"] < weights_ms
 
@@ -302,8 +308,8 @@ def test_more_devices_than_kv_heads_hold_heads_several_times() -> None:
     shape = architecture("llama3-70b")
     assert [shape.kv_bytes_on(d) for d in (1, 8, 16)] == [327_680, 327_680, 655_360]
     eight, sixteen = (roofline("llama3-70b", "h100", tensor_parallel=d) for d in (8, 16))
+    # One head is 2 x 128 x 2 = 512 bytes a token and layer, at 3,350 GB/s: 3350e6 bytes a ms.
     assert eight["decode_kv"] == sixteen["decode_kv"] == pytest.approx(512 / 3350e6, rel=1e-5)
-    # One head is 2 x 128 x 2 = 512 bytes a token and layer, at 3,350 GB/s.
     # A layer has 8192 x (8192 + 2 x 1024) + 8192 x 8192 + 3 x 8192 x 28672 = 855,638,016 weights of
     # two bytes, and there are two embeddings. 0.9 x 16 x 80 GiB less 141.1 GB, over 655,360 bytes.
     weights = 2 * (80 * 855_638_016 + 2 * 128_256 * 8192)
@@ -326,7 +332,8 @@ def test_operations_of_attention_are_counted_pair_by_pair() -> None:
 
 def test_rows_are_held_against_the_true_width(tmp_path: Path) -> None:
     # A chunk of 4,096 tokens of Qwen3-32B needs 4 x 8192 x 4096 x 4097 / 2 operations in a layer:
-    # 0.278 ms at 989 TFLOP/s. With 5,120 it would be 0.174 ms, and 0.2 ms would pass.
+    # 0.278 ms at 989 TFLOP/s, or 1,375 TFLOP/s in 0.2 ms. With 5,120 it would be 0.174 ms, and 0.2
+    # ms would pass.
     frames = aiconfigurator(width=8192, heads=64)
     prefill = frames["context_attention"]
     long = (prefill["isl"] == 4096) & (prefill["batch_size"] == 1)
@@ -382,7 +389,7 @@ def test_layers_of_a_window_hold_the_kv_of_its_tokens(tmp_path: Path) -> None:
     assert (shape.sliding, shape.window) == (12, 128)
     held = [32 * 8192 * shape.kv_bytes_on(1, m) / 2**30 for m in (None, 8192)]
     assert held == pytest.approx([12, 6.09375])
-    assert shape.kv_bytes_on(1, 100) == shape.kv_bytes
+    assert shape.kv_bytes_on(1, 100) == shape.kv_bytes  # 100 tokens are within the window
     whole, short = (
         answer("roofline", tmp_path / "model", "--gpu", "h100", *words)["kv_capacity_tokens"]
         for words in ((), ("--request-tokens", 8192))
@@ -395,7 +402,7 @@ def test_layers_of_a_window_hold_the_kv_of_its_tokens(tmp_path: Path) -> None:
 def test_a_roofline_of_experts_reads_those_that_tokens_reach(tmp_path: Path) -> None:
     # Each of 24 layers: 2 x (2880 x (4096 + 2 x 512) + 4096 x 2880) bytes of attention, and experts
     # of 2 x 3 x 2880 x 2880 bytes, at 3,350 GB/s. One token takes 4 of 32, and two reach
-    # 32 (1 - (28/32)^2) = 7.5.
+    # 32 (1 - (28/32)^2) = 7.5. A millisecond has 3350e6 bytes.
     cost = roofline(str(folder_of(tmp_path, GPT_OSS_20B)), "h100-80gb")
     attention, expert = 2 * 2880 * (4096 + 1024 + 4096), 2 * 3 * 2880 * 2880
     for tokens, reached in ((1, 4), (2, 7.5)):

@@ -234,6 +234,7 @@ def test_a_long_gap_between_arrivals_is_cut_out_and_put_back():
     # Requests 0 and 2 are over by 0 + 3 + 2 = 5, so request 1 arrives at 5, and 3 at 6.
     assert data.arrival.tolist() == [0, 5, 0, 6]
     assert data.block.tolist() == [0, 1, 0, 1]
+    # By its deadline, the last arrival and all outputs of its block, each can be over.
     assert data.deadline.tolist() == [5, 6 + 2 + 4, 5, 6 + 2 + 4]
     # For exhaustive search, 20 instead of 10^12: still long after 5, so the optimum is the same.
     near = Instance([0, 20, 0, 21], [1, 2, 3, 1], [3, 2, 2, 4], 7)
@@ -248,7 +249,8 @@ def test_idle_rounds_are_cut_out_of_a_warm_start():
     instance = Instance([0, 0, 2], [1, 1, 1], [2, 1, 1], 3)
     data = round_data(instance)
     # Rounds 1, 2 run request 0; 3 to 9 idle after the last arrival; request 2 in 10; 1 in 13.
-    # Without rounds 3 to 9, 11 and 12, request 2 runs in round 3 and 1 in round 4.
+    # Without rounds 3 to 9, 11 and 12, request 2 runs in round 3 and 1 in round 4: a start of k is
+    # round k + 1.
     moved = without_idle(data, np.array([0, 12, 9]))
     assert moved.tolist() == [0, 3, 2]
     prog = program(instance, warm_start=from_starts([0, 12, 9], instance))
@@ -322,6 +324,7 @@ def test_thousands_of_arrivals_far_apart_leave_a_short_time_axis():
     assert data.end == 50 * n
     assert data.block.tolist() == list(range(n))
     assert data.arrival.tolist() == (50 * np.arange(n)).tolist()
+    # Each ends 50 rounds after its arrival.
     assert data.tel(serial_schedule(instance).starts - data.shift) == 50 * n
 
 

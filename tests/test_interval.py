@@ -35,6 +35,7 @@ def offered(to: Interval, starts: list[int], origin: str, *, at_ties: bool = Fal
 
 
 def test_the_best_schedule_and_the_largest_bound_stay() -> None:
+    """Worse schedules and smaller bounds are not taken; where the two meet it is closed."""
     # Latencies of the three schedules sum to 8, 7 and 6, as `TINY` says.
     found = interval()
     assert (found.value, found.bound, found.closed) == (None, None, False)
@@ -108,6 +109,7 @@ def test_a_schedule_of_a_relaxation_that_breaks_a_limit_is_left() -> None:
 
 
 def test_bounds_and_policies_are_strategies_on_one_interval() -> None:
+    """Without time a quick bound is taken and no policy starts; with time both ends enclose 6."""
     found = interval()
     prove(found, Budget(0.0))
     quick = {name for name, one in list_bounds().items() if not one.searches}
@@ -134,6 +136,7 @@ def test_a_budget_counts_from_when_it_is_made(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_stop_ends_every_part_of_a_budget() -> None:
+    """Before the stop a part without limit has time for ever, and none after it."""
     stop = threading.Event()
     budget = Budget(stop=stop)
     part = budget.part(0.5)

@@ -373,6 +373,7 @@ def test_a_wrong_schedule_of_batches_is_refused(tmp_path, changes, words):
 
 
 def test_a_schedule_of_another_instance_is_refused_with_both_digests(tmp_path):
+    """With its own instance, or with none given, it is read."""
     other = Instance([0], [1], [3], kv_capacity=10)
     file = tmp_path / "x.json"
     write_schedule(from_starts([0, 2], TWO), file)
@@ -584,6 +585,7 @@ def test_results_comparisons_and_certificates_have_a_checked_shape(tmp_path, dat
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_format_has_a_json_schema(name):
+    """Title, format, version 1 and address are those of the format's name."""
     schema = json_schema(name)
     assert schema["title"] == f"optsched-{name}"
     assert schema["properties"]["format"]["const"] == f"optsched-{name}"
@@ -678,6 +680,7 @@ def test_an_output_that_cannot_be_written_is_the_same_before_and_at_the_end(
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX links")
 def test_a_folder_that_cannot_be_made_is_named_before_and_at_the_end(tmp_path, monkeypatch):
+    """The same words when it is checked and when it is made; checking makes nothing."""
     monkeypatch.chdir(tmp_path)
     Path(LOOP).symlink_to(LOOP)
     Path("dangling").symlink_to("none/none")
@@ -700,6 +703,7 @@ def test_a_folder_that_cannot_be_made_is_named_before_and_at_the_end(tmp_path, m
 
 
 def test_a_file_without_an_end_is_not_read_to_it(tmp_path, monkeypatch):
+    # 10,000 bytes are 0 MiB, rounded down.
     monkeypatch.setattr(text_files, "MAX_BYTES", 10_000)
     link = tmp_path / "x.json"
     link.symlink_to("/dev/zero")

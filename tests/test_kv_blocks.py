@@ -109,7 +109,7 @@ def test_the_judge_agrees_with_the_slow_one() -> None:
                 Problem(instance, cost_of(instance)), schedule
             ).batch_kv.tolist() == list(slow.kv.values())
             accepted += 1
-    assert min(accepted, rejected) >= 10
+    assert min(accepted, rejected) >= 10  # some of each in 200 schedules
 
 
 def test_starts_are_judged_as_the_slow_judge_does() -> None:
@@ -180,7 +180,7 @@ def test_the_judge_accepts_what_policies_do_with_blocks(name: str) -> None:
         if not isinstance(schedule, OptschedError):
             evaluate(Problem(instance, cost_of(instance)), schedule)
             finished += 1
-    assert finished >= 3
+    assert finished >= 3  # each policy served some
 
 
 def test_the_loop_of_trail_decides_as_its_batch() -> None:

@@ -95,6 +95,7 @@ def test_import_takes_the_capacity_of_a_cost_model(tmp_path: Path, block: int, t
 
 
 def test_an_instance_for_another_machine_has_its_capacity(tmp_path: Path) -> None:
+    """The machine holds 467,296 tokens, any number other than the default of 100,000."""
     # `generate` and `export` with a cost model take its KV; a second number beside it is refused.
     machine, old, new = model(tmp_path, 467_296), tmp_path / "old.json", tmp_path / "new.json"
     made = ("generate", "lognormal", "--set", "n=3", "-o", old)

@@ -68,7 +68,8 @@ def in_windows(rng: Random, instance: Instance) -> Instance:
 
 
 def test_layers_of_a_window_keep_its_last_tokens() -> None:
-    # 5 to 8 tokens hold 5 + 3, ..., 8 + 3 in two layers: 4, 4.5, 5, 5.5 tokens of both, rounded up.
+    # 5 to 8 tokens hold 5 + 3, ..., 8 + 3 in two layers: 4, 4.5, 5, 5.5 tokens of both, rounded up
+    # 4, 5, 5, 6. Two requests hold 8, 10, 10, 12.
     together = [{0: 5, 1: 5}, *[{0: 1, 1: 1}] * 3]
     for schedule in (batches(two(), *together), from_starts([0, 0], two())):
         found = evaluate(two(), schedule)
@@ -112,7 +113,7 @@ def test_the_judge_agrees_with_the_slow_one(numbers: range) -> None:
             assert not slow.broken
             assert judged.batch_kv.tolist() == list(slow.kv.values())
             accepted += 1
-    assert min(accepted, rejected) >= len(numbers) / 20
+    assert min(accepted, rejected) >= len(numbers) / 20  # a twentieth each, at least
 
 
 def test_starts_are_judged_as_the_slow_judge_does() -> None:
@@ -145,7 +146,8 @@ def test_the_largest_request_that_fits_is_the_last_whose_room_does() -> None:
         block, capacity = rng.randint(1, 4), rng.randint(4, 30)
         fits = np.flatnonzero(room_of(np.arange(1, 300), block, window) <= capacity) + 1
         assert most_tokens(capacity, block, window) == fits.max()
-    # Where no layer keeps everything a request of any length fits beside its window.
+    # Where no layer keeps everything a request of any length (the largest int32) fits beside its
+    # window.
     assert most_tokens(8, 1, KvWindow(8, 1, 1)) == 2**31 - 1 > most_tokens(7, 1, KvWindow(8, 1, 1))
 
 
@@ -189,7 +191,7 @@ def test_vllm_counts_windows_as_its_readable_twin_does(numbers: range) -> None:
         assert same(fast, slow), instance.to_dict()
         evaluate(Problem(instance, cost_of(instance)), fast)
         finished += 1
-    assert finished >= len(numbers) / 2
+    assert finished >= len(numbers) / 2  # half at least was compared
 
 
 def test_elis_counts_windows_as_its_readable_twin_does() -> None:
@@ -216,7 +218,7 @@ def test_the_judge_accepts_what_policies_do_with_windows(name: str) -> None:
         if not isinstance(schedule, OptschedError):
             evaluate(Problem(instance, cost_of(instance)), schedule)
             finished += 1
-    assert finished >= 3
+    assert finished >= 3  # each policy served some
 
 
 def test_a_request_longer_than_the_capacity_runs_where_its_window_fits() -> None:
@@ -275,6 +277,7 @@ def test_no_bound_exceeds_an_exhaustive_optimum_and_certificates_are_accepted(
                 if made is not None:
                     assert verify_certificate(instance, made) <= optimum * (1 + 1e-9), number
                     certificates += 1
+    # The claims above are not empty: a proof for each instance, a certificate for a third.
     assert checked > len(numbers)
     assert certificates > len(numbers) / 3
     assert met > len(numbers) / 10
@@ -305,7 +308,7 @@ def test_bounds_in_rounds_hold_by_enumerating_starts() -> None:
             instance.kv_capacity, int(plain.peak_tokens.max()) + 2))  # fmt: skip
         smaller += best < brute_force_tel(without)[0]
         assert bound(instance, time_limit_s=0.5).bound <= best
-    assert smaller >= 2
+    assert smaller >= 2  # of 40: the window is of use in some
 
 
 def test_bound_and_compare_run_and_exact_methods_refuse_by_name() -> None:

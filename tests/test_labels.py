@@ -326,6 +326,8 @@ def spread(n, capacity=100_000):
 
 
 def test_a_stopped_search_keeps_its_bound():
+    """What is told of the bound rises to that of the answer, below a value; and the same under a
+    time limit."""
     instance, stop = spread(14), threading.Event()
     task, seen = Task(instance, A100, ("tel",)), []
     method = check_method(get("infermax"), "labels", task)
@@ -347,7 +349,7 @@ def test_a_stopped_search_keeps_its_bound():
 
 
 def test_the_memory_limit_ends_the_search(monkeypatch):
-    monkeypatch.setattr(best_first, "MAX_BYTES", 2_000_000)
+    monkeypatch.setattr(best_first, "MAX_BYTES", 2_000_000)  # far less than its labels take
     answer = run(spread(14), A100)
     assert answer.native_status.startswith("memory limit")
     assert answer.bound < answer.objective
@@ -372,6 +374,7 @@ def test_long_decimals_of_arrivals_leave_an_interval():
     instance = instance_of(rng.random(4) * 5e-6, [5, 40, 9, 30], [3, 9, 5, 4], 60)
     answer = run(instance, A100)
     assert answer.status == Status.FEASIBLE
+    # Each of four arrivals is rounded down by less than 1e-12 s, and floats come on top.
     assert answer.bound <= answer.objective <= answer.bound + 5e-12
     assert solve(Problem(instance, A100)).status == Status.OPTIMAL  # within the judge's rounding
 

@@ -175,6 +175,7 @@ def test_a_gap_that_is_left_open_is_not_optimal(method, gap):
             Problem(instance, FITTED, "makespan"), method=method, mip_rel_gap=gap, **MINUTE
         )
         held_to(best, result, Counter(), (method, instance.to_dict()))
+        # Equal but for floats.
         assert (result.status == "optimal") == (result.bound >= result.value * (1 - 1e-13))
 
 
@@ -198,6 +199,7 @@ def test_levels_beyond_64_bits_give_a_tight_bound_and_no_false_proof(method, obj
 
 
 def test_big_m_refuses_constants_that_floats_confuse():
+    # It holds 100,000 + 2 - 1 tokens at its end, and the refusal names 100,000 as the most.
     instance = seconds([100_000], [2], 200_000)
     with pytest.raises(UsageError, match=r"100001.*tokens.*100000.*cpsat"):
         solve(Problem(instance, FITTED, "makespan"), method="pulp-bigm", **MINUTE)

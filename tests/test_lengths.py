@@ -67,7 +67,7 @@ def test_what_they_prove_never_exceeds_the_optimum(draws: int) -> None:
         assert check_certificate(instance, certificate) == certificate["value"] <= optimum
         reached += certificate["value"] == optimum
 
-    assert reached > 0.1 * draws
+    assert reached > 0.1 * draws  # for over a tenth it is the optimum itself
 
 
 def test_no_set_of_requests_is_served_in_fewer_rounds_than_its_lengths() -> None:
@@ -117,7 +117,7 @@ def test_marks_that_lie_apart_never_prove_too_much() -> None:
         ends = walks.ends(length, unit)
         assert sum(ends) - int(instance.arrival.sum()) <= brute_force_tel(instance)[0]
 
-    assert allowed > 30
+    assert allowed > 30  # of 200: lists with a length over 0 are met
 
 
 def test_lists_longer_or_otherwise_wrong_are_refused_with_the_place() -> None:

@@ -47,6 +47,7 @@ def test_every_bound_below_the_optimum_below_every_schedule(numbers: range) -> N
         assert found.proved <= found.bound <= optimum <= found.objective
         assert judged(instance, found.starts) == found.objective
         reached += found.objective == optimum
+    # The search has 200 steps for six requests or fewer.
     assert reached > 0.9 * len(numbers)
 
 
@@ -101,6 +102,9 @@ def test_search_beats_placement_and_comes_close_to_the_bound() -> None:
 
 
 def test_method_lns_returns_schedule_bound_and_certificate() -> None:
+    """The certificate proves no more than the bound; what is told only gets better, and a warm
+    start is not lost."""
+
     from optsched.bounds.certificate import verify_certificate
 
     instance = generate("lognormal", seed=6, n=200, rate=2.0, time_unit="round", kv_capacity=2500)
