@@ -252,8 +252,8 @@ def test_a_decode_machine_prefills_what_it_has_lost_and_what_is_deflected() -> N
     )
     with pytest.raises(ViolationError, match="token 3"):
         evaluate(Problem(pair(), pools()), lost)  # 4 prompt tokens and 2 produced make the third
-    # The moves end at 2.5 and 2 s. Both decode until 3.5; request 0, refilled, has its third token
-    # at 4.5.
+    # The moves end at 2.5 and 2 s. Both decode until 3.5, and request 0, which is refilled, has its
+    # third token at 4.5.
     assert evaluate(Problem(pair(), pools()), handed(pair(), **{
         "request": lost.request[:5], "tokens": lost.tokens[:5],
         "evicted_offsets": [0, 0, 0, 1], "evicted": [0],

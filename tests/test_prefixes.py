@@ -88,8 +88,7 @@ def test_blocks_have_one_name_if_their_requests_share_up_to_their_end(seed, bloc
     for i, one in enumerate(found):
         for d in range(len(one) // block):
             same = [common(one, q) >= (d + 1) * block for q in found]
-            # Up the tree (`above`) to the request whose own blocks (from `first` on) include block
-            # d.
+            # Up the tree (`above`) to the request that has block d among its own, from `first` on.
             owner = i
             while owner >= 0 and prefixes.first[owner] > d:
                 owner = prefixes.above[owner]

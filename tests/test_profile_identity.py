@@ -376,7 +376,7 @@ def test_tables_are_found_in_the_folders_of_a_device(tmp_path: Path, place: str)
     folder = put(tmp_path / "h100_sxm", frames, place)
     # Tables of experts beside them are something else.
     frames["gemm"].assign(latency=1e-9).to_csv(folder / "moe_gemm_perf.csv", index=False)
-    # see `aiconfigurator`
+    # The coefficient is that of `aiconfigurator`.
     assert fit(folder, model="llama3-8b").cost_model["decode_kv"] == pytest.approx(4e-6, rel=1e-3)
 
 

@@ -281,7 +281,7 @@ def test_the_corrected_lemma_meets_simulation_and_the_printed_one_does_not(
     assert found.response_time.mean == pytest.approx(ours, rel=0.01)
     assert found.mean_memory.mean == pytest.approx(mean_memory(jobs, rate=rate, c=c), rel=0.03)
     printed = mean_response_time(jobs, rate=rate, c=c, printed=True)
-    # each is off by 0.05 or more
+    # Each printed value is off by 0.05 or more.
     assert printed / ours - 1 == pytest.approx(printed_is_off, abs=0.02)
 
 

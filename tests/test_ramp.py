@@ -270,8 +270,7 @@ def test_a_first_clock_that_forgets_everything_leads_to_the_optimum_all_the_same
         return clocks[-1][0]
 
     monkeypatch.setattr(prove, "_first_clock", clock)
-    # Clocks are shortened down to nothing.
-    # Seed 5, 150 instances of 4 requests at most.
+    # Clocks are shortened down to nothing: seed 5, 150 instances of 4 requests at most.
     check_against_brute_force(5, 150, 4, Tuning(whole_clock=0, clocked_nodes=0, lost=1.0))
     assert sum(short == 0 < needed for short, needed in clocks) > 30
 

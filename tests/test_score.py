@@ -113,8 +113,8 @@ def test_nothing_is_captured_where_fcfs_may_be_optimal() -> None:
 
 def test_a_score_is_a_geometric_mean_and_has_a_floor() -> None:
     rows = row(), row(value=40.0, fcfs=50.0, bound=20.0, best_known=40.0)
-    # Over fcfs: values 80 / 100 and 40 / 50, bounds 60 / 100 and 20 / 50, best 70 / 100 and 40 /
-    # 50.
+    # Over fcfs, of 100 and 50: values of 80 and 40, bounds of 60 and 20, and best known ones of 70
+    # and 40.
     found = Score("mine", 0, "2026.1", rows)
     assert found.value == pytest.approx(math.sqrt(0.8 * 0.8))
     assert found.bound == pytest.approx(math.sqrt(0.6 * 0.4))

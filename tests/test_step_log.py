@@ -81,8 +81,7 @@ def test_the_twin_of_a_logged_server_has_its_mean_latency_within_8_percent(
     policy = f"vllm-v1:max_num_seqs={server.seats},max_num_batched_tokens={server.tokens}"
     with pytest.warns(UserWarning, match="range of validity"):
         found = run(Problem(instance, cost), policy).metrics["mean_latency"]
-    # 8 % is the error that `fit` aims at.
-    # `true` is the mean latency of the server itself.
+    # 8 % is the error that `fit` aims at, and `true` the mean latency of the server itself.
     assert found == pytest.approx(true, rel=0.08)
 
 

@@ -655,8 +655,8 @@ def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(
         for second, done in ((0, 10), (10, 12), (40, 20), (50, 30), (71, 40)):
             clock[0] = 100.0 + second
             line.show_count(done, 100, "trials")
-    # 10 of 100 came from the store; 10 more in 40 s leave 80 for 320 s; 30 in 71 s leave 60 for
-    # 142 s.
+    # 10 of 100 came from the store. 10 more in 40 s leave 80 for 320 s, and 30 in 71 s leave 60
+    # for 142 s.
     assert capsys.readouterr().err.splitlines() == [
         "20 of 100 trials, 0.25/s, 0:05:20 left",
         "40 of 100 trials, 0.423/s, 0:02:22 left",

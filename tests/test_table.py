@@ -513,8 +513,7 @@ def test_whole_steps_of_the_shipped_table_take_up_to_an_eighth_more_than_their_k
 
         ratios.append(row.time_us / 1e6 / batch_time(cost.array, sums))
 
-    # The model's file says 0.6 to 12.5 % longer, for these 24 steps.
-    # One ratio for each row of steps.csv.
+    # The model's file says 0.6 to 12.5 % longer, for these 24 steps: the rows of steps.csv.
     assert len(ratios) == 24
     assert min(ratios) > 1
     assert max(ratios) < 1.126

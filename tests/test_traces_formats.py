@@ -239,8 +239,7 @@ def test_drawn_arrivals_are_poisson_and_depend_on_the_seed_alone(tmp_path):
     assert gaps.std() == pytest.approx(0.25, rel=0.06)
     assert arrival.tolist() == read("vidur", file, rate=4.0, seed=1)[0]
     assert arrival.tolist() != read("vidur", file, rate=4.0, seed=2)[0]
-    # They replace a trace's own, whatever its order.
-    # `VIDUR` has prompts of 374 and 396.
+    # They replace a trace's own, whatever its order: `VIDUR` has prompts of 374 and 396.
     own = put(tmp_path, VIDUR.replace("0.0,", "9.0,"), "own.csv")
     arrival, prompt, _, report = read("vidur", own, rate=1.0)
     assert arrival[0] == 0.0 < arrival[1]

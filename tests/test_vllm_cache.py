@@ -121,7 +121,7 @@ def test_a_prompt_that_is_cached_whole_computes_its_last_block_again() -> None:
 
 
 def test_what_an_earlier_request_of_the_step_computes_is_found_in_it() -> None:
-    # of 8 tokens the second finds a block of 4
+    # Of 8 tokens the second finds a block of 4.
     assert rows_of(simulate(Problem(TWICE, TIMED), "vllm-v1")) == [{0: 8, 1: 4}]
     assert found(TWICE) == {1: [4]}
     # Budget 6: request 0 fills one block in the first step, and both in the second.
@@ -255,8 +255,8 @@ def test_lpm_is_first_come_first_served_with_more_than_128_waiting(count, sorts)
 
 
 def test_of_those_that_would_compute_the_same_prefix_one_goes_first() -> None:
-    # 1, 2 and 3 share 48 tokens, 3 blocks, that are not cached. 2 and 3 wait for 1, behind the
-    # longer 4.
+    # 1, 2 and 3 share 48 tokens, 3 blocks, that are not cached. So 2 and 3 wait for 1, even behind
+    # 4, which is longer.
     instance = sharing(
         [16, 64, 64, 64, 96], [9, 1, 1, 1, 1], [None, None, 1, 1, None], [0, 0, 48, 48, 0], 1000,
         [0.0] + [0.001] * 4, 16,
@@ -301,8 +301,8 @@ def test_each_worker_behind_a_router_has_a_cache_of_its_own() -> None:
         spec = f"vllm-v1:workers=2,router=round-robin,eviction={eviction}"
         schedule = simulate(Problem(instance, TIMED), spec)
         evaluate(Problem(instance, TIMED), schedule)
-        # The first request on either worker finds nothing; the second there, the first block of
-        # two.
+        # The first request on either worker finds nothing, and the second there the first block of
+        # its two.
         assert schedule.reused.tolist() == [0, 0, 4, 4]
 
 
