@@ -57,6 +57,8 @@ _STEP, _HALF, _KEPT, _KEPT_LONG, _SMALL = 0.3, 12, 0.6, 0.9, 0.1
 _LOWEST_PRICE = 1e-3
 # Steps without a better value after which the ascent goes back, and after which it ends.
 _PATIENCE, _STALE = 5, 25
+# What counts as better then, relatively: smaller gains may go on for as long as one waits.
+_GAIN = 1e-6
 # Mean number of requests in the system beyond which paths are longer than is worth the time.
 MAX_IN_SYSTEM = 60.0
 
@@ -296,7 +298,8 @@ def ascend(
         if value > reached:
             # The levels of the certificate are those around the multipliers that were tried. The
             # first step tries others, but level 1 of its best multipliers is among them.
-            reached, stale = value, 0
+            stale = 0 if value > reached + _GAIN * abs(value) else stale
+            reached = value
             best = price.copy(), (tried if step > 0 else centre.copy())
         elif stale % _PATIENCE == 0:
             price, centre = best[0].copy(), best[1].copy()

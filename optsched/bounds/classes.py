@@ -70,7 +70,7 @@ _CHARGES_SHARE = 0.8
 # The share of the time that paths may take, where few requests are in the system.
 _PATHS_SHARE = 0.6
 # Targets, of which there are as many of each kind.
-_LENGTHS = 7
+_LENGTHS = 12
 # What is left of targets in batches that prefill less than the mean, as most do.
 _FEW_PREFILLS = np.array([1.0, 1.0, 1.0, 0.3, 0.15])
 
