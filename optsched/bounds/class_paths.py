@@ -47,7 +47,7 @@ _FIRST_LEVELS = np.array([0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0, 1.3, 1.7, 2.5, 4.0
 _APART = [0.01, 0.03, 0.07, 0.12, 0.2, 0.3, 0.5, 0.8]
 _LEVELS: Floats = np.exp([0.0, *_APART, *(-one for one in _APART)]).round(3)
 # Cells in the mean latency, and the max number of them.
-_PER_LATENCY, _MAX_CELLS = 20, 100_000
+_PER_LATENCY, _MAX_CELLS = 40, 100_000
 # The first price where so many requests are in the system: their number to this power.
 _POWER = 1.3
 # The first step of the logarithms of prices, after how many steps it is half as long, parts of the

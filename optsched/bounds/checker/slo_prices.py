@@ -145,7 +145,7 @@ class Prices(NamedTuple):
     """Prices of the cells between edges in ticks, and the rate and the extra of every request.
 
     An extra is in units of a price times 2**``bits`` ticks. A stretch has its begin and end in
-    ticks, and a multiplier in units of a price times 2**-`PART_BITS` ticks.
+    ticks, and a multiplier in units of a price times 2**`PART_BITS` ticks.
     """
 
     edges: Ints
