@@ -112,7 +112,8 @@ def test_densities_that_jump_need_their_support() -> None:
     # W = 0.5 * (7 / 3) / 2 without preemption.
     early = response_time(1.0, 0.5, jobs, rate=0.5, c=0)
     assert early == pytest.approx(1 + 0.5 * 7 / 3 / 2, rel=1e-5)
-    # SRPT with sizes uniform on [0, 2]: rho_x = lambda x^2 / 4, and the same sum as above.
+    # SRPT with sizes uniform on [0, 2]: rho_x = lambda x^2 / 4. The first term is
+    # the wait, and ``served`` the time in service (Schrage and Miller, as for exponential sizes).
     sizes = Sizes(lambda x: 0.5 * (x <= 2), lambda generator, n: generator.uniform(0, 2, n))
     x = np.linspace(0, 2, 100_001)
     slower = 1 / (1 - 0.8 * x * x / 4)

@@ -146,8 +146,8 @@ def test_windows_at_one_rate_say_nothing_of_larger_ones() -> None:
     instance = Instance(np.arange(4) * 0.45, [1] * 4, [1] * 4, kv_capacity=100, time_unit="second")
     ask = slo_prices.Ask(instance, cost, all_limits(instance, {"slo_ttft": 1.0}))
     assert ask.onwards(1.0, 4, NO_LIMIT) is None
-    # With own work of 0.6 s at most one is in time if all come together, and from half the rate on
-    # 0.9 * 3 + 1 = 3.7 s are left for six batches.
+    # With own work of 0.6 s, from the rate of 1 on, arrivals lie 0.45 * 3 s apart at most. With the
+    # last one's SLO these are 2.35 s, which hold three such works and not four: at most 3.
     cost = BatchCost("own", 1, {"token": "600"})
     ask = slo_prices.Ask(instance, cost, all_limits(instance, {"slo_ttft": 1.0}))
     everybody = ask.onwards(1.0, 4, NO_LIMIT)

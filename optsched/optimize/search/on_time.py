@@ -462,8 +462,10 @@ class _State(NamedTuple):
 def _renumber(front: _Run, numbers: Ints, sizes: list[int], first_row: int) -> _Run:
     """Return a worker as it is at its front, with some requests alone, numbered anew.
 
-    ``numbers`` are the old ones: first the members of the three lines, of these `sizes`, then those
-    that come. Rows of knobs count from `first_row` on.
+    Its front is where the window of requests that are tried anew begins there. ``numbers`` are
+    the old ones: first the members of its lines of requests (those without a first token, those
+    that decode, and late ones), of these `sizes`, then those that come. Rows of knobs count from
+    `first_row` on.
     """
     before = sum(sizes)
     requests = front.requests[numbers]  # a copy, since it is picked by an array of numbers

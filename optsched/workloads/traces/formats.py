@@ -309,7 +309,10 @@ class _Table:
     def _cached(
         self, rows: Fields, have: Set[str], skip: Mask, prompt: NDArray[np.int64]
     ) -> NDArray[Any] | None:
-        """Return the model, the cached tokens and the prompt tokens of each request."""
+        """Return the model, the cached tokens and the prompt tokens of each request.
+
+        The model says whether the prompt tokens include the cached ones (`cached.with_cached`).
+        """
         names = sorted(name for name in have if name.startswith("cached "))
         if not names:
             return None

@@ -458,6 +458,7 @@ class SuffixSearches:
             for m in reversed(range(1, prob.n))
             for k in range(int(tables.known[m]))
         ]
+        # The table has sums of completions already, and the bound is one of latencies.
         claims.append((0, Fraction(0), (self.bound + self._arrivals_from[0]) * unit))
         return labels_leaf(Units.of(part), [int(a) * unit for a in tables.arrival], claims)
 
