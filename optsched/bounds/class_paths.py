@@ -72,7 +72,7 @@ _BELOW, _APART_LEAST = 1e-6, 3e-3
 _NEAR = 8e-3
 # What is left of all requests' tokens in the batches for which charges are best: decodes, tokens
 # that they have cached and hold, prefill tokens and their positions. Most batches prefill little.
-_FEW_PREFILLS = np.array([1.0, 1.0, 1.0, 0.3, 0.15])
+FEW_PREFILLS = np.array([1.0, 1.0, 1.0, 0.3, 0.15])
 
 
 def path_charges(task: BoundTask, budget: Budget) -> Charges:
@@ -99,7 +99,7 @@ def path_charges(task: BoundTask, budget: Budget) -> Charges:
         return edges[1:]
 
     # The first target has the tokens of all requests.
-    mix = targets_of(task.instance, 2)[:1] * _FEW_PREFILLS
+    mix = targets_of(task.instance, 2)[:1] * FEW_PREFILLS
     return class_charges(task, mix, edges_above, budget, _NEAR)
 
 
@@ -298,7 +298,9 @@ def ascend(
         if value > reached:
             # The levels of the certificate are those around the multipliers that were tried. The
             # first step tries others, but level 1 of its best multipliers is among them.
-            stale = 0 if value > reached + _GAIN * abs(value) else stale
+            if value > reached + _GAIN * abs(value):
+                stale = 0
+
             reached = value
             best = price.copy(), (tried if step > 0 else centre.copy())
         elif stale % _PATIENCE == 0:

@@ -39,7 +39,7 @@ from optsched.bounds.checker.classes import exact_charges, prefill_end, value_of
 from optsched.bounds.checker.parts import Rejected, Unlimited
 from optsched.bounds.checker.requests import Part
 from optsched.bounds.checker.seconds import parts_of
-from optsched.bounds.class_paths import MAX_IN_SYSTEM, ascend, path_charges
+from optsched.bounds.class_paths import FEW_PREFILLS, MAX_IN_SYSTEM, ascend, path_charges
 from optsched.bounds.leaves import TICKS_PER_SECOND, classes_leaf, seconds_of
 from optsched.bounds.shares import completions_of
 from optsched.costs.cost import BatchCost
@@ -71,8 +71,6 @@ _CHARGES_SHARE = 0.8
 _PATHS_SHARE = 0.6
 # Targets, of which there are as many of each kind.
 _LENGTHS = 12
-# What is left of targets in batches that prefill less than the mean, as most do.
-_FEW_PREFILLS = np.array([1.0, 1.0, 1.0, 0.3, 0.15])
 
 
 class Ends(NamedTuple):
@@ -426,7 +424,7 @@ def classes(task: BoundTask, budget: Budget) -> Proof:
         mixes = targets_of(task.instance, _LENGTHS)
         # One target has prefills alone, else refills would be free in short batches.
         prefills = mixes[0] * (0, 0, 0, 1, 1)
-        targets = np.vstack([mixes, mixes * _FEW_PREFILLS, prefills])
+        targets = np.vstack([mixes, mixes * FEW_PREFILLS, prefills])
         charges = class_charges(task, targets, budget=budget.part(_CHARGES_SHARE))
         # The ascent leaves as much time as it takes to prove what it ends with.
         ascent = _Ascent(part, charges, lambda: budget.left_s <= proving_s)
