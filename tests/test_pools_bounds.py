@@ -9,7 +9,18 @@ import numpy as np
 import pytest
 from exhaustive_pools import Best, Case
 
-from optsched import BatchCost, Instance, Link, Machine, Problem, bound, evaluate, generate, run
+from optsched import (
+    BatchCost,
+    Instance,
+    Link,
+    Machine,
+    Problem,
+    bound,
+    compare,
+    evaluate,
+    generate,
+    run,
+)
 from optsched.bounds import lower_bound
 from optsched.bounds.base import BoundTask, Proof
 from optsched.bounds.certificate import verify_certificate
@@ -296,8 +307,22 @@ def test_what_no_bound_for_pools_is_proved_for_is_refused() -> None:
         [Machine(cost_model=MODEL, kv_capacity=60_000, role="prefill"), slow, fast], Link()
     )
     # A request may decode at first on the one and then on the other, where each is fast.
-    with pytest.raises(UsageError, match="found different machines in a stage"):
-        pools_bound(task_of(stream(), mixed, "tel"), Budget(0.1))
+    with pytest.raises(UsageError, match="not proved for other_machines"):
+        lower_bound(Problem(stream(), mixed), method="pools")
+
+
+def test_different_machines_in_a_stage_are_compared_without_a_bound() -> None:
+    # Of two unequal machines the mixed one prefills and decodes, so both are in one stage.
+    fleet = Fleet(
+        [
+            Machine(cost_model=MODEL, kv_capacity=60_000),
+            Machine(cost_model="llama-3.1-8b-h100-torch", kv_capacity=60_000, role="prefill"),
+        ],
+        Link(),
+    )
+    found = compare(Problem(stream(12), fleet), ["vllm"], time_limit_s=0.5)
+    assert found.bound is None
+    assert "other_machines" in " ".join(found.notes)
 
 
 def test_a_tabulated_cost_model_is_bounded_under_its_minorants() -> None:

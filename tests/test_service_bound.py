@@ -196,13 +196,16 @@ def test_no_starts_in_rounds_serve_more() -> None:
 
 
 def most_by_search(
-    instance: Instance, cost: BatchCost, slos: dict[str, float], split: bool | None = None
+    instance: Instance,
+    cost: BatchCost,
+    slos: dict[str, float],
+    split: bool | None = None,
+    search: type[Exhaustive] = Exhaustive,
 ) -> int:
     """Return the most requests within SLOs without evictions, where batches start at once."""
     limits = all_limits(instance, slos)
-    exact = Exhaustive(
-        instance, cost, eviction_free=True, split=split
-    )  # so that every batch is progress
+    # Without evictions every batch is progress.
+    exact = search(instance, cost, eviction_free=True, split=split)
     unit = 1000 * SCALE
     limit = {
         name: [Fraction(v) * unit if np.isfinite(v) else None for v in column.tolist()]

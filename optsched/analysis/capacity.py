@@ -162,7 +162,7 @@ def capacity(
         search.interrupted = True
 
     return Capacity(
-        question=asked,
+        question=search.asked,
         rows=tuple(rows),
         bound=impossible,
         served=search.served,

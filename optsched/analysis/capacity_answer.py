@@ -181,7 +181,7 @@ class Capacity:
         """What prices say of the rates between two steps, with the number of the minorant."""
         # With more requests the time of a point does not suffice, and the curve is that of work.
         # Nothing is asked for single percentiles (`alone`), which say nothing of the share within
-        # all SLOs. So there is one question for each minorant, in their order.
+        # all SLOs. So there is one question for each minorant, in their order, and for classes.
         asks = self.question.asks(alone=False) if self.instance.n <= _MAX_PRICED else []
         if not asks:
             return []
@@ -212,7 +212,9 @@ class Capacity:
         cost = self.question.problem.cost_model
         assert isinstance(cost, BatchCost)  # prices are asked of no other
         try:
-            certificate = certify_chain(self.instance, cost, since, [*below, *chain])
+            both, charges = [*below, *chain], self.question.by_class
+            classes = charges and charges[0]["classes"]
+            certificate = certify_chain(self.instance, cost, since, both, classes)
         except UsageError as error:
             return None, f"the checker refuses it: {error}"
 

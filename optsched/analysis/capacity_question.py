@@ -13,12 +13,15 @@ from typing import Any
 import numpy as np
 
 from optsched.bounds import lower_bound
-from optsched.bounds.base import OTHER_MACHINES, features_of_problem
+from optsched.bounds.base import OTHER_MACHINES, BoundTask, features_of_problem
+from optsched.bounds.checker.class_work import Floors
+from optsched.bounds.class_work import within_slos
 from optsched.bounds.service import most_within
-from optsched.bounds.slo_prices import Ask
+from optsched.bounds.slo_prices import SHARE_BY_CLASS, Ask
 from optsched.costs.cost import BatchCost
 from optsched.judge.evaluation import Evaluation
 from optsched.policies.routers import DEFAULT as ROUTER, ROUTERS
+from optsched.problem.budget import Budget
 from optsched.problem.errors import InputError, UsageError, named
 from optsched.problem.instance import Instance
 from optsched.problem.limits import all_limits
@@ -70,6 +73,7 @@ class Question:
     `tolerance`: how close the ends of the search for a rate are, relative to the lower one.
     `percentiles`: limits of percentiles by name, in place of the share
     (`with_percentiles_as_slos`).
+    `by_class`: a leaf of charges by class of batch length, and what it says (`with_classes`).
     """
 
     problem: Problem
@@ -80,6 +84,7 @@ class Question:
     tolerance: float = 0.01
     seed: int = 0
     percentiles: Mapping[str, float] = field(default_factory=dict)
+    by_class: tuple[dict[str, Any], Floors] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         share = self.attainment
@@ -165,9 +170,10 @@ class Question:
     def asks(self, workers: int | None = None, alone: bool = True) -> list[tuple[Ask, int]]:
         """Return what prices are asked, each with how many requests are needed in time.
 
-        There is one for each minorant of a tabulated cost model, and with ``alone`` as many again
-        for each of several percentiles by itself. A number of workers is asked for at the rate at
-        which the fewest are searched for. Prices prove nothing of pools, sessions or rounds: then
+        There is one for each minorant of a tabulated cost model, then one for charges by class if
+        there are any, and with ``alone`` as many again for each of several percentiles by itself. A
+        number of workers is asked for at the rate at which the fewest are searched for. Prices
+        prove nothing of pools, sessions or rounds: then
         the list is empty.
         """
         problem = self.problem if workers is None else self.problem_at(workers)
@@ -183,11 +189,22 @@ class Question:
                 limits = all_limits(instance, {slo_of(name): limit}, columns=False)
                 limits_and_needs.append((limits, min_within(instance, name)))
 
+        floors: list[tuple[BatchCost, Floors | None]] = [(one, None) for one in cost.minorants]
+        floors += [(cost, self.by_class[1])] if self.by_class else []
         return [
-            (Ask(instance, minorant, limits, problem.workers), need)
+            (Ask(instance, one, limits, problem.workers, floors=charges), need)
             for limits, need in limits_and_needs
-            for minorant in cost.minorants
+            for one, charges in floors
         ]
+
+
+def with_classes(asked: Question, budget: Budget) -> Question:
+    """Return a question with charges by class, where these are proved and say more: of a table."""
+    task = BoundTask.of(asked.problem.about("slo_attainment"))
+    if not SHARE_BY_CLASS.suits(task) or SHARE_BY_CLASS.lacks(task):
+        return asked
+
+    return replace(asked, by_class=within_slos(task, budget))
 
 
 def _has_equal_machines(problem: Problem) -> bool:

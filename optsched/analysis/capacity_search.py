@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from optsched.analysis.capacity_answer import Reach
-from optsched.analysis.capacity_question import Question
+from optsched.analysis.capacity_question import Question, with_classes
 from optsched.bounds.service import most_within
 from optsched.bounds.slo_prices import SHARE, Ask, Interval
 from optsched.costs.fleet import MAX_MACHINES
@@ -36,6 +36,8 @@ OFFLINE = "offline search"
 _TOLERANCE = 0.002
 # The share of the time for the smallest impossible rate. The best one so far counts.
 _BOUND_SHARE = 0.5
+# The share of that time for charges by class, under a table.
+_CLASSES_SHARE = 0.4
 # Where so many times the workers close less than this share of what is missing, no more are tried.
 _TIMES_WORKERS, _MIN_BROUGHT = 4, 0.1
 # The share of the time left that the offline search spends on one rate. A number of workers has all
@@ -106,6 +108,7 @@ class CapacitySearch:
         below it intervals of rates are excluded one after another (`optsched.bounds.slo_prices`).
         """
         budget = self.budget.part(_BOUND_SHARE)
+        self.asked = with_classes(self.asked, budget.part(_CLASSES_SHARE))
         if self.asked.fewest:
             return self._more_workers_by_prices(self._workers_by_work(budget), budget)
 
@@ -156,7 +159,7 @@ class CapacitySearch:
                 self.bound_origin = SHARE.name
                 self.bounds[high] = (need - 1) / self.instance.n
             if high > last * (1 - _TOLERANCE):
-                place += 1  # another minorant of a table may exclude more
+                place += 1  # another minorant of a table, or its classes, may exclude more
 
         return min(high, known)
 

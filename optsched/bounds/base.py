@@ -204,7 +204,7 @@ POOLS = frozenset({"pools"})
 
 OTHER_MACHINES = frozenset({"other_machines"})
 """The feature of several machines that are unequal, or have another KV capacity or other limits
-than the instance. No bound is proved for them."""
+than the instance; of pools, of machines that are unequal in a stage. No bound is proved for it."""
 
 AFTER = frozenset({"after"})
 """The feature of requests that are released when others end (`optsched.problem.sessions`)."""
@@ -220,8 +220,12 @@ def features_of_problem(problem: Problem) -> frozenset[str]:
     instance, pools = problem.instance, problem.pools
     # Machines of pools have their own cost models, capacities and limits.
     if pools is not None:
-        each = (features_of(instance, one.cost) for one in pools.machines)
-        return POOLS.union(*each)
+        found = POOLS.union(*(features_of(instance, one.cost) for one in pools.machines))
+        same = all(
+            len({(m.kv_capacity, m.limits, m.cost.sha256) for m in stage}) == 1
+            for stage in pools.stages[:2]
+        )
+        return found if same else found | OTHER_MACHINES
 
     # The bounds take capacity and limits from the instance, so all machines must have these.
     found, kinds = features_of(instance, problem.cost_model, problem.workers), problem.machines

@@ -47,7 +47,7 @@ from optsched.bounds.checker.requests import (
     request_of,
     ticks_since,
 )
-from optsched.bounds.checker.seconds import work_ticks
+from optsched.bounds.checker.work import work_ticks
 from optsched.bounds.leaves import TICKS_PER_SECOND, work_leaf
 from optsched.costs.cost import BatchCost
 from optsched.problem.budget import Budget

@@ -114,12 +114,17 @@ def certify(
 
 
 def certify_chain(
-    instance: Instance, cost: BatchCost, since: float, chain: Sequence[tuple[int, Any]]
+    instance: Instance,
+    cost: BatchCost,
+    since: float,
+    chain: Sequence[tuple[int, Any]],
+    classes: Sequence[Any] | None = None,
 ) -> dict[str, Any]:
     """Return a certificate of how many are within SLOs at any rate from one on.
 
     `since`: that rate. `chain`: intervals of rates side by side
-    (`optsched.bounds.slo_prices.Interval`), each behind the number of the minorant that proves it.
+    (`optsched.bounds.slo_prices.Interval`), each behind the number of the minorant that proves it,
+    or that behind the last minorant for `classes`, which are those of a leaf.
     """
     limits, parts = all_limits(instance, None), []
     for minorant, interval in chain:
@@ -127,6 +132,9 @@ def certify_chain(
         parts.append({"minorant": minorant, "most": interval.most, "leaf": leaf})
 
     tree: dict[str, Any] = {"from": repr(float(since)), "chain": parts}
+    if any(number == len(cost.minorants) for number, _ in chain):
+        tree["classes"] = classes
+
     # With SLOs, users share what they pay of a prefix within 0 seconds (`bounds.relaxations`).
     if further_fields(instance) & PREFIX_FIELDS:
         tree = {"within": 0, "tree": tree}

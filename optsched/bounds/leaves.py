@@ -142,6 +142,11 @@ def _class_rows(*classes: Floats) -> list[list[int | None]]:
     return rows
 
 
+def class_work_leaf(*classes: Floats) -> dict[str, Any]:
+    """Return the leaf of charges by class, given as the last of `classes_leaf`."""
+    return {"relaxation": "class-work", "classes": _class_rows(*classes)}
+
+
 def _bits_of_paths(highest: float) -> int:
     """Return how many bits after the point the prices of a path get, whose highest is given.
 

@@ -80,7 +80,7 @@ from optsched.costs.cost import BatchCost
 from optsched.costs.fleet import Fleet
 from optsched.costs.machine import Link, Machine
 from optsched.problem.budget import Budget
-from optsched.problem.errors import UsageError, ViolationError
+from optsched.problem.errors import ViolationError
 from optsched.problem.instance import Instance
 from optsched.problem.limits import all_limits
 from optsched.problem.service import with_spare
@@ -130,12 +130,12 @@ def stages_of(instance: Instance, pools: Fleet) -> Stages:
 
     Some numbers are differences or products of floats, and are lowered by a margin for rounding.
     """
-    prefill, decode, split = roles_of(pools)
+    prefill, decode, split = pools.stages
     peak = int((instance.prompt_tokens + instance.output_tokens).max())
 
     def costs_on(machines: Sequence[Machine]) -> tuple[Tokens, Floats, Floats, Floats]:
         """Return what tokens cost on some machines: prefills, later tokens, and these alone."""
-        m = _equal(machines)
+        m = machines[0]  # all are alike, else there is no bound (`features_of_problem`)
         # An instance must have room for its largest request. More of it only lowers shares. An
         # optimum that is known is of other machines.
         capacity = max(m.capacity, peak)
@@ -162,28 +162,6 @@ def stages_of(instance: Instance, pools: Fleet) -> Stages:
     before_first = np.where(is_before, moved, 0.0).astype(np.float64)
     machines = len(prefill), len(decode)
     return Stages(tokens, moved, work, later, rest, *machines, split, before_first)
-
-
-def roles_of(pools: Fleet) -> tuple[list[Machine], list[Machine], bool]:
-    """Return the machines that prefill, those that decode, and whether none does both.
-
-    Where some do, all machines are in both stages.
-    """
-    machines = list(pools.machines)
-    if pools.deflect_below > 0 or pools.having("mixed"):
-        return machines, machines, False
-
-    prefill = [m for m in machines if m.role == "prefill"]
-    return prefill, [m for m in machines if m.role == "decode"], True
-
-
-def _equal(machines: Sequence[Machine]) -> Machine:
-    """Return the machine that all of a stage are like."""
-    kinds = {(m.kv_capacity, m.limits, m.cost.sha256) for m in machines}
-    if len(kinds) > 1:
-        raise UsageError("pools: found different machines in a stage; expected equal ones")
-
-    return machines[0]
 
 
 def _first_tokens(stages: Stages) -> Stages:
@@ -372,11 +350,11 @@ def stated(pools: Fleet) -> dict[str, Any]:
 
     All machines of a stage are equal, so one stands for them.
     """
-    prefill, decode, split = roles_of(pools)
+    prefill, decode, split = pools.stages
     named = {"prefill": prefill, "decode": decode} if split else {"mixed": prefill}
     fields: dict[str, Any] = {}
     for name, machines in named.items():
-        m = _equal(machines)
+        m = machines[0]
         assert isinstance(m.cost, BatchCost)
         fields[name] = {
             "machines": len(machines),
@@ -400,7 +378,7 @@ def certify_pools(
 
     Each pool states its own cost model; the certificate's is that of the first.
     """
-    cost = roles_of(tree["pools"])[0][0].cost
+    cost = tree["pools"].stages[0][0].cost
     assert isinstance(cost, BatchCost)
     return certify(instance, cost, objective, tree["leaf"], stated(tree["pools"]), budget)
 

@@ -33,8 +33,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.bounds.base import CHARGES, IN_ROUNDS, WORKERS, Bound, BoundTask, Proof
+from optsched.bounds.base import (
+    CHARGES,
+    IN_ROUNDS,
+    MINORANTS,
+    WORKERS,
+    Bound,
+    BoundTask,
+    Proof,
+)
 from optsched.bounds.batch import PROVED_FOR, requests_of, with_rates
+from optsched.bounds.checker.class_work import Floors
 from optsched.bounds.checker.parts import Rejected
 from optsched.bounds.checker.prefixes import Charge, charges_of
 from optsched.bounds.checker.requests import ticks_since
@@ -48,11 +57,13 @@ from optsched.bounds.checker.slo_prices import (
     demand_of,
     max_in_time,
     rounding,
+    works_by_class,
     works_of,
 )
+from optsched.bounds.class_work import within_slos
 from optsched.bounds.leaves import TICKS_PER_SECOND, slo_prices_leaf
 from optsched.bounds.service import count_in_windows, loads, shortest_span
-from optsched.costs.cost import BatchCost
+from optsched.costs.cost import BatchCost, CostModel
 from optsched.problem.budget import Budget
 from optsched.problem.instance import Instance
 from optsched.problem.limits import all_limits
@@ -69,6 +80,7 @@ _FEW, _ROUNDS = 200, 4
 _LEAST = 0.8
 # The factor from which on an interval is so short that finer cells are tried.
 _NEAR = 0.985
+_SAFETY = 1e-9
 # By how much a rate is raised for what rounding loses.
 _MARGINS = (1e-7, 1e-5, 1e-3)
 
@@ -102,19 +114,29 @@ def _exact(rate: float) -> Fraction:
 class Ask:
     """How many requests are within their SLOs on so many workers, in seconds, at any rate.
 
-    `limits`: every SLO as a column. `charged`: as of a `BoundTask`.
+    `limits`: every SLO as a column. `charged`: as of a `BoundTask`. `floors`: what tokens pay by
+    class of batch, instead of what they cost by a linear model, which `cost` is then not.
     """
 
     def __init__(
         self,
         instance: Instance,
-        cost: BatchCost,
+        cost: CostModel,
         limits: Mapping[str, Floats],
         workers: int = 1,
         charged: Sequence[Charge] | None = None,
+        floors: Floors | None = None,
     ) -> None:
         release = instance.release_times.tolist()
         self.release, self.n = release, instance.n
+        self.limits = {name: column.tolist() for name, column in limits.items()}
+        # Where the method ended last, and how much coarser than the last ones its cells are.
+        self.workers, self.place, self.coarser = workers, None, _COARSER
+        if floors is not None:
+            self.works = works_by_class(instance, floors, TICKS_PER_SECOND)
+            return
+
+        assert isinstance(cost, BatchCost)
         # SLOs count from each arrival, so users share what they pay within no time at all: 0.
         charged = charged or charges_of(instance, ticks_since(release, TICKS_PER_SECOND), 0)
         rates, requests = requests_of(instance, cost, charged)
@@ -123,9 +145,6 @@ class Ask:
         alone = replace(rates, cost={**rates.cost, "base": 0})
         firsts = [r.own + r.share for r in with_rates(alone, instance, charged)]
         self.works = works_of(rates, requests, firsts, TICKS_PER_SECOND)
-        self.limits = {name: column.tolist() for name, column in limits.items()}
-        # Where the method ended last, and how much coarser than the last ones its cells are.
-        self.workers, self.place, self.coarser = workers, None, _COARSER
 
     def demand(self, rate: float = 1.0, work: Fraction = ALL, onwards: bool = False) -> Demand:
         """Return what requests do at a rate: those that can be in time if they are alone.
@@ -292,13 +311,16 @@ def demands_of(task: BoundTask) -> list[Demand]:
     ]
 
 
-def most_in_time(task: BoundTask, budget: Budget, need: int = 0) -> tuple[int, Any]:
+def most_in_time(
+    task: BoundTask, budget: Budget, need: int = 0, demands: list[Demand] | None = None
+) -> tuple[int, Any]:
     """Return how many can be in time at most, and prices that prove it, or None if none are found.
 
-    For each demand the search ends once fewer are in time than needed.
+    For each demand the search ends once fewer are in time than needed. `demands`: by default those
+    of `demands_of`.
     """
     most, best = task.instance.n, None
-    demands = demands_of(task)
+    demands = demands or demands_of(task)
     for place, demand in enumerate(demands):
         found = find(demand, task.instance.n, need, budget.part(1 / (len(demands) - place)))
         left = len(demand.who) if found is None else max_in_time(demand, found.prices)
@@ -326,10 +348,47 @@ def within(task: BoundTask, budget: Budget) -> Proof:
     return Proof(most / instance.n, tree=tree)
 
 
+def by_class(task: BoundTask, budget: Budget) -> Proof:
+    """Return the same by what requests cost by class of batch length, under a tabulated model."""
+    instance, limits = task.instance, all_limits(task.instance, None)
+    found = within_slos(task, budget)
+    if found is None:
+        return Proof(1.0 if task.goal.name == "slo_attainment" else inf)
+
+    leaf, floors = found
+    ask = Ask(instance, task.cost_model, limits, task.workers, floors=floors)
+    demand = ask.demand()
+    most, prices = most_in_time(task, budget, demands=[demand])
+    if task.goal.name != "slo_attainment":
+        latest = (instance.release + ask.works.chain / TICKS_PER_SECOND * (1 - _SAFETY)).max()
+        return Proof(most / float(latest))
+
+    if prices is None:
+        return Proof(most / instance.n)
+
+    tree = {**slo_prices_leaf(prices, limits), "classes": leaf["classes"]}
+    return Proof(most / instance.n, tree=tree)
+
+
 _WORDS = "prices of machine time, with a fixed cost for every batch that decodes"
 _VOLUME = "prices of what rounds hold, for prompts and whole requests"
 _PROVED = PROVED_FOR | WORKERS | CHARGES
 _GOALS = ("slo_attainment", "slo_goodput")
 SHARE = Bound("slo-prices", _WORDS, "second", _GOALS[:1], within, _PROVED, True, certifies=True)
 RATE = Bound("slo-prices-rate", _WORDS, "second", _GOALS[1:], within, _PROVED, True)
+_BY_CLASS = "prices of machine time, with charges by batch length"
+TABLES = PROVED_FOR | WORKERS | MINORANTS
+
+
+def of_table(task: BoundTask) -> bool:
+    """Return whether charges by class say more than a linear model: under a table."""
+    return bool(MINORANTS & task.features)
+
+
+SHARE_BY_CLASS = Bound(
+    "slo-classes", _BY_CLASS, "second", _GOALS[:1], by_class, TABLES, True, True, suits=of_table
+)
+RATE_BY_CLASS = Bound(
+    "slo-classes-rate", _BY_CLASS, "second", _GOALS[1:], by_class, TABLES, True, suits=of_table
+)
 IN_ROUND = Bound("slo-round-prices", _VOLUME, "round", _GOALS, within, IN_ROUNDS, True)

@@ -166,6 +166,19 @@ class Fleet:
         """
         return replace(self, machines=tuple(self.machines) * count)
 
+    @property
+    def stages(self) -> tuple[list[Machine], list[Machine], bool]:
+        """The machines that prefill, those that decode, and whether none does both.
+
+        Where some do, all machines are in both stages.
+        """
+        machines = list(self.machines)
+        if self.deflect_below > 0 or self.having("mixed"):
+            return machines, machines, False
+
+        prefill = [m for m in machines if m.role == "prefill"]
+        return prefill, [m for m in machines if m.role == "decode"], True
+
     def having(self, *roles: Role) -> list[int]:
         """Return the numbers of the machines that have one of some roles.
 

@@ -100,6 +100,21 @@ def batches_of(instance: Any, cost: Any) -> Batches:
     return Batches(*limited, *_tabulated_times(cost, reach, longest, (room, tokens, seats)))
 
 
+def least_prefills(batches: Batches) -> Floats:
+    """Return at c the least seconds of a batch with c prefill tokens or more, for every c.
+
+    Between nodes the least of each is as far below a grid as anywhere: it is multilinear there. A
+    linear model's squares and products are left out.
+    """
+    tokens = np.arange(batches.chunk[-1] + 1)
+    seconds = np.interp(tokens, batches.chunk, batches.values.min(axis=(1, 2, 3)))
+    # Others may add tokens and requests.
+    dense = np.interp(np.arange(batches.dense[0, -1] + 1), *batches.dense)
+    seconds += np.minimum.accumulate(dense[::-1])[::-1][: len(tokens)] + batches.beside[1].min()
+    least = np.minimum.accumulate(seconds[::-1])[::-1]
+    return np.asarray(np.maximum(least, 0.0))
+
+
 def _linear_times(cost: Any, reach: tuple[int, ...], longest: int) -> tuple[Any, ...]:
     """Return the axes and times of a linear model, as the fields of `Batches` from `chunk` on.
 

@@ -14,13 +14,6 @@ arrival, ties by index. A leaf's proof holds for any set of requests in any sche
 tokens, of disjoint sets add up, so the bounds do. A makespan is at least the largest of the bounds
 (``{"max": [...]}``). What a leaf says of time counts from the first arrival of its range.
 
-*Leaf* ``work``. A batch has room for at most its length of own work and shares, so a schedule is a
-single preemptive machine on which request i has received at least its machine time by its
-completion. The k-th smallest completion is at least that of shortest remaining processing time
-(Schrage 1968), and at least the k-th smallest of the arrivals plus the chains. For the first
-tokens only prefills count. A makespan is at least every arrival plus the work that arrives from
-then on, and every arrival plus the request's chain.
-
 *Shared prefixes.* The tree of an instance that has them is ``{"within": D, "tree": ...}``, where D
 ticks say who pays for what (`optsched.bounds.checker.prefixes`). Charges are made once, for all
 requests. Releases stand in for arrivals in what is said above, and what they are earlier is
@@ -37,7 +30,6 @@ sessions they are equal.
 
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
-from itertools import accumulate
 from typing import Any
 
 from optsched.bounds.checker import sessions
@@ -50,7 +42,6 @@ from optsched.bounds.checker.requests import (
     minorants_of,
     rates_of,
     request_of,
-    srpt_completions,
     ticks_since,
 )
 
@@ -132,8 +123,8 @@ def proved_ticks(instance: Any, certificate: dict[str, Any], budget: Budget) -> 
         right = objective != WEIGHTED or kind == "busy-time"
         expect(right, f"tree: found {kind!r:.60}, not proved of weights; expected busy-time")
         # All other leaves read the first minorant of a table alone.
-        right = "table" not in model or kind in ("classes", "class-paths")
-        expected = "expected classes or class-paths"
+        right = "table" not in model or kind in _OF_TABLES
+        expected = f"expected {', '.join(_OF_TABLES[:-1])} or {_OF_TABLES[-1]}"
         expect(right, f"tree: found {kind!r:.60} under a table; {expected}")
         values.append((since if latest else 0) + _leaf(leaf)(part, leaf, objective, budget))
 
@@ -232,7 +223,8 @@ def _on_pools(instance: Any, certificate: dict[str, Any], ticks: int, budget: Bu
     return _leaf(leaf)(part, leaf, objective, budget)
 
 
-_KINDS = ("work", "busy-time", "shares", "clock", "classes", "class-paths", "labels")
+_OF_TABLES = ("classes", "class-paths", "class-work")
+_KINDS = ("work", "busy-time", "shares", "clock", *_OF_TABLES, "labels")
 Leaf = Callable[[Part, dict[str, Any], str, Budget], int]
 
 
@@ -244,43 +236,7 @@ def _leaf(leaf: dict[str, Any]) -> Leaf:
     kind: Any = leaf.get("relaxation")
     expected = f"expected {', '.join(_KINDS[:-1])} or {_KINDS[-1]}"
     expect(kind in _KINDS, f"tree: relaxation: found {kind!r:.60}; {expected}")
-    if kind == "work":
-        return _work
-
     name = kind.replace("-", "_")
     module = import_module(f"optsched.bounds.checker.{name}")
     check: Leaf = getattr(module, f"check_{name}")
     return check
-
-
-def _work(part: Part, leaf: dict[str, Any], objective: str, budget: Budget) -> int:
-    expect_fields(leaf, "work", ("relaxation",))
-    budget.spend(20 * len(part.arrival))
-    return work_ticks(part, objective)
-
-
-def work_ticks(part: Part, objective: str) -> int:
-    """Return what the leaf ``work`` proves, or the same on so many machines as one that is as fast.
-
-    ``length`` is what a request needs of that machine, and ``alone`` the time of its batches. The
-    prover calls it, too.
-    """
-    if objective == "mean_ttft":
-        length = [part.floor(r.own + r.share) // part.machines for r in part.requests]
-        alone = [part.floor(r.first) for r in part.requests]
-    else:
-        length = [part.floor(r.total) // part.machines for r in part.requests]
-        alone = [part.floor(r.chain) for r in part.requests]
-
-    ends = sorted(map(sum, zip(part.arrival, alone, strict=True)))
-    if objective == "makespan":
-        # From the last arrival to the first: each arrival plus all work that arrives from then on.
-        rest = accumulate(reversed(length))
-        busy = max(map(sum, zip(reversed(part.arrival), rest, strict=True)))
-        return max(busy, ends[-1])
-
-    # The k-th smallest completion is at least the k-th of the machine, and of requests alone. A
-    # tick per request comes off, as arrivals are rounded down. Times alone need no arrivals.
-    machine = srpt_completions(part.arrival, length)
-    waited = sum(map(max, machine, ends)) - sum(part.arrival) - len(ends)
-    return max(waited, sum(alone))

@@ -33,13 +33,19 @@ all rates from r to q. (What can be served need not fall with the rate, so a pro
 At any rate from r on, requests come between the first one and when they come at r. So windows from
 the first arrival to their ends at rate r, and all work, prove something of all rates from r on.
 
+*Tables.* Under a tabulated cost model a leaf, or a chain, may hold charges by class of batch length
+(`optsched.bounds.checker.class_work`). Then work has no cadence: all of it is the least charges of
+tokens, and those of later tokens are charged within the time that the limits leave for their
+batches. Multiplied by r / q it is no more than what the charges say of batches that are so much
+shorter, if as much more time is granted.
+
 *Rounding.* Windows are whole ticks, rounded outward, and wider by 1 / `_CLOCK` for the rounding of
 the judge's clock. Work is rounded down, or up where cells are charged, and of what is paid
 1 / `_MARGIN` is left out. All products of (*) are below 2**62: prices have 30 bits, and so have
 ``fixed`` and own work in units of 2**``bits`` ticks.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import accumulate
@@ -47,7 +53,16 @@ from math import ceil, inf
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from optsched.bounds.checker.class_work import (
+    Floors,
+    alone,
+    floors_of,
+    later_work,
+    prefill_work,
+)
+from optsched.bounds.checker.classes import proved_charges
 from optsched.bounds.checker.fields import PREFIX_FIELDS, further_fields
 from optsched.bounds.checker.parts import (
     Budget,
@@ -60,6 +75,7 @@ from optsched.bounds.checker.parts import (
 )
 from optsched.bounds.checker.prefixes import Charge, charges_of
 from optsched.bounds.checker.requests import (
+    Part,
     Rates,
     Request,
     decimal,
@@ -72,6 +88,7 @@ from optsched.bounds.checker.requests import (
 )
 from optsched.problem.kernel import njit
 
+Floats = NDArray[np.float64]
 PRICE_BITS = 30
 """Prices and rates are below 2 to the power of this."""
 PART_BITS = 30
@@ -100,7 +117,8 @@ class Works(NamedTuple):
     ``later`` that of the ``steps`` others, which take from ``low`` to ``high`` (rounded up) each.
     There are ``all`` steps together, and a batch that decodes takes ``fixed``. If the request is
     alone, ``first`` is the time of the first token's batches, ``rest`` that of all others, and
-    ``chain`` that of both.
+    ``chain`` that of both. ``paced`` is what stands in for ``early`` where the limits leave so many
+    ticks for the batches of later tokens, infinite for no limit.
     """
 
     prefill: Ints
@@ -114,6 +132,7 @@ class Works(NamedTuple):
     rest: Ints
     chain: Ints
     fixed: int
+    paced: Callable[[Floats], Ints] | None = None
 
 
 class Demand(NamedTuple):
@@ -162,21 +181,24 @@ def most_in_time(
 
     Its leaf holds for arrivals at any rate between two, the instance's own among them, which is 1.
     """
-    claim = _Claim(instance, [model], ticks, tree, budget, machines)
+    claim = _Claim(instance, model, ticks, tree, budget, machines)
+    # Without classes a certificate is about a linear model, one of the minorants of a table.
+    right = claim.has_classes or "table" not in model
+    expect(right, "slo-prices: found a table, and no classes; expected some")
     low, high = claim.rates(claim.tree)
     valid = low <= 1 and (high is None or high >= 1)  # what is claimed is about the instance itself
     expect(valid, f"slo-prices: rates: found {low} to {high}; expected some that contain 1")
-    return claim.count(claim.tree, 0)
+    return claim.count(claim.tree, len(claim.works) - 1)
 
 
 def most_from(instance: Any, model: Any, ticks: int, tree: Any, budget: Budget) -> int:
     """Return how many requests a chain of leaves lets be in time at any rate from one on.
 
-    Each leaf holds for the rates between two, under a minorant of the cost model, and states how
-    many it leaves. The last one holds for all larger rates, too.
+    Each leaf holds for the rates between two, under a minorant of the cost model (or, with a number
+    behind the last, by the classes of the tree), and states how many it leaves. The last one holds
+    for all larger rates, too.
     """
-    forms = minorants_of(model)
-    claim = _Claim(instance, forms, ticks, tree, budget)
+    claim = _Claim(instance, model, ticks, tree, budget)
     expect_fields(claim.tree, "tree", ("from", "chain"))
     since, parts = decimal(claim.tree["from"], "tree: from"), claim.tree["chain"]
     valid = isinstance(parts, list) and 1 <= len(parts) <= _PARTS
@@ -188,7 +210,8 @@ def most_from(instance: Any, model: Any, ticks: int, tree: Any, budget: Budget) 
     for part in parts:
         expect_fields(part, "tree: chain", ("minorant", "most", "leaf"))
         number, leaf = integer(part["minorant"], "minorant"), part["leaf"]
-        expect(0 <= number < len(forms), f"minorant: found {number}; expected one of the table")
+        right = 0 <= number < len(claim.works)
+        expect(right, f"minorant: found {number}; expected one of the table")
         low, high = claim.rates(leaf)
         valid = reach is not None and low <= reach
         expect(valid, f"tree: chain: found rates from {low} on; expected some from {reach} on")
@@ -206,14 +229,14 @@ def most_from(instance: Any, model: Any, ticks: int, tree: Any, budget: Budget) 
 class _Claim:
     """What a certificate is about: the requests under each form of the cost model, and the leaf.
 
+    The forms are linear, and behind them are charges by class of a table, if the tree has any.
     The tree of an instance that shares prefixes says that charges are of users that come at the
     same time (D = 0): then nobody is released before its arrival.
     """
 
     def __init__(
-        self, instance: Any, forms: list[Any], ticks: int, tree: Any, budget: Budget,
-        machines: int = 1,
-    ) -> None:  # fmt: skip
+        self, instance: Any, model: Any, ticks: int, tree: Any, budget: Budget, machines: int = 1
+    ) -> None:
         self.release = instance.release_times.tolist()
         self.ticks, self.budget, self.machines = ticks, budget, machines
         n, charges = len(self.release), None
@@ -224,8 +247,17 @@ class _Claim:
             charges = charges_of(instance, ticks_since(self.release, ticks), 0)
             tree = tree["tree"]
 
+        forms = minorants_of(model)
         budget.spend(200 * n * len(forms))
-        self.tree, self.works = tree, [_works(instance, one, ticks, charges) for one in forms]
+        self.works = [_works(instance, one, ticks, charges) for one in forms]
+        self.tree, self.has_classes = tree, isinstance(tree, dict) and "classes" in tree
+        if self.has_classes:
+            expect(charges is None, "tree: classes: found shared prefixes; expected none")
+            self.tree = {name: value for name, value in tree.items() if name != "classes"}
+            part = Part([], [], rates_of(instance, forms[0]), ticks, [], (instance, model))
+            floors = floors_of(part.machine, proved_charges(part, tree, budget))
+            budget.spend(100 * n * len(floors.lo))
+            self.works.append(works_by_class(instance, floors, ticks))
 
     def rates(self, leaf: Any) -> tuple[Fraction, Fraction | None]:
         """Return the rates between which a leaf holds; None: for all larger ones."""
@@ -373,6 +405,29 @@ def works_of(rates: Rates, requests: Sequence[Request], firsts: Sequence[int], t
     return Works(prefill, early, later, steps, low, high, all_, first, rest, chain, fixed)
 
 
+def works_by_class(instance: Any, floors: Floors, ticks: int) -> Works:
+    """Return what requests do by the charges of classes: no step has a cadence."""
+    prompt, output = (
+        np.asarray(x, np.float64) for x in (instance.prompt_tokens, instance.output_tokens)
+    )
+    steps = output - 1
+
+    def whole(seconds: Floats) -> Ints:
+        return np.floor(seconds * ticks).astype(np.int64)
+
+    def paced(within: Floats) -> Ints:
+        return whole(np.maximum(0.0, later_work(floors, prompt, steps, within / ticks)))
+
+    first, rest = (whole(seconds) for seconds in alone(floors, prompt, steps))
+    none, prefill = np.zeros(len(prompt), np.int64), whole(prefill_work(floors, prompt))
+    right = max(int(x.max()) for x in (prefill, first + rest)) < NEVER
+    expect(right, "slo-prices: found work out of range; expected less")
+    early = paced(np.full(len(prompt), inf))
+    # There are no later steps: not ``later``, nor ``steps``, ``low`` and ``high``.
+    columns = prefill, early, none, none, none, none, steps.astype(np.int64)
+    return Works(*columns, first, rest, first + rest, 0, paced)
+
+
 def _first_steady_step(lead: int, slope: int, steps: int) -> int:
     """Return the first j from which on ``lead + j slope`` is not below 0, else ``steps``.
 
@@ -415,12 +470,18 @@ def demand_of(
     endless = pace >= NEVER // np.maximum(works.all, 1)
     later = np.where(endless, NEVER, pace) * np.where(endless, works.all > 0, works.all)
     last = np.minimum(latency, first + later)
-    alone = [
-        np.array([x * work.numerator // work.denominator for x in times.tolist()], np.int64)
-        for times in (works.first, works.rest, works.chain)
+    times = [
+        np.array([x * work.numerator // work.denominator for x in column.tolist()], np.int64)
+        for column in (works.first, works.rest, works.chain)
     ]
     # Whoever is late even alone is left out.
-    possible = np.flatnonzero((alone[0] <= first) & (alone[1] <= later) & (alone[2] <= last))
+    possible = np.flatnonzero((times[0] <= first) & (times[1] <= later) & (times[2] <= last))
+    early = works.early
+    if works.paced is not None:
+        # The batches of later tokens have so much time, and as much more as work is less.
+        left = np.minimum(later, latency)
+        early = works.paced(np.where(left < NEVER, (left + 2) / float(work), inf))
+
     # Windows are wider by this on both sides (docstring, Rounding).
     slack = 2 * ((since + ticks) // _CLOCK) + 2 + min(apart, NEVER)
     top = max(works.fixed, int(works.high.max(initial=0)))
@@ -433,7 +494,7 @@ def demand_of(
         first=np.minimum(since + slack + first, NEVER)[possible],
         last=np.minimum(since + slack + last, NEVER)[possible],
         prefill=works.prefill[possible],
-        early=works.early[possible],
+        early=early[possible],
         later=works.later[possible],
         steps=works.steps[possible],
         low=(works.low >> bits)[possible],
