@@ -195,6 +195,50 @@ def test_the_same_of_experts_and_captured_graphs(seed: int) -> None:
     assert check_tiny(seed, 200, of_2026, 1.0) > 0.5
 
 
+def check_weighted(seed: int, count: int) -> float:
+    """Hold leaves against the least weighted latency; return the largest part of one."""
+    rng, largest = np.random.default_rng(seed), 0.0
+    for k in range(count):
+        plain, cost = question(rng, of_2026 if k % 2 else table, 1.0)
+        instance = replace(plain, weight=rng.integers(1, 9, plain.n))
+        task = BoundTask.of(Problem(instance, cost, "weighted_latency"))
+        optimum = Served(instance, cost).best("weighted_latency")[0]
+        charges = class_charges(task)
+        leaves = [wild(rng, instance, charges) for _ in range(6)]
+        if k % 4 == 0:
+            proof = classes(task, Budget(0.3))
+            leaves += [proof.tree] if proof.tree else []
+        for leaf in leaves:
+            made = certify(instance, cost, "weighted_latency", leaf)
+            value = exact(instance, json.loads(json.dumps(made)))
+            assert value <= optimum * (1 + ULP), instance.to_dict()
+            largest = max(largest, float(value) / optimum)
+    return largest
+
+
+def test_weighted_latencies_are_bounded_by_class_too() -> None:
+    # As for total latency, over 0.3 of an optimum is proved at least once.
+    assert check_weighted(40, 16) > 0.3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(41, 46))
+def test_weighted_latencies_by_the_hundred(seed: int) -> None:
+    assert check_weighted(seed, 200) > 0.5
+
+
+def test_equal_weights_multiply_what_is_proved() -> None:
+    rng = np.random.default_rng(6)
+    plain, cost = question(rng, of_2026, 1.0)
+    leaf = wild(rng, plain, class_charges(BoundTask(plain, cost)))
+    tel = exact(plain, certify(plain, cost, "tel", leaf))
+    # Three times as dear a machine and three times the weights are three times the bound.
+    dear = {**leaf, "price": [3 * p for p in leaf["price"]]}
+    weighted = replace(plain, weight=[3] * plain.n)
+    value = exact(weighted, certify(weighted, cost, "weighted_latency", dear))
+    assert float(value) == pytest.approx(3 * float(tel), rel=1e-6)
+
+
 # --- the definition -----------------------------------------------------------------------------
 
 

@@ -189,7 +189,8 @@ class _Plan:
 
         # Charges of a batch sum to at most its time. Rows are over their times, and columns over
         # their largest entries, so that numbers are near 1.
-        some = self.contents[self.contents[:, -1] <= end]
+        # Of a class of shorter batches than any at hand, the shortest of these stands in.
+        some = self.contents[self.contents[:, -1] <= max(end, self.contents[:, -1].min())]
         rows = some[:, :-1] / some[:, -1:]
         scale = np.maximum(rows.max(axis=0), 1e-12)
         model, count = highspy.Highs(), TERMS - 1

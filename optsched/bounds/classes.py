@@ -226,15 +226,17 @@ def ends_of(part: Part, top: Floats, shortest: float, first: Floats, chords: int
     """
     rows: list[tuple[float, ...]] = []
     second = 1.0 / part.ticks  # the seconds of a tick
+    weights = part.weight or [1] * len(part.requests)
     for i, request in enumerate(part.requests):
-        # Tokens after the first, those of the prompt, theta of the first, and seconds.
+        # Tokens after the first, those of the prompt, theta of the first, and seconds. All weights
+        # are times that of the request.
         m, s, theta, arrival = request.steps, request.prompt, first[i], part.arrival[i] * second
         # One chord goes over the prompt, and each of its ends stands for half of the tokens. These
         # share theta in proportion to what they pay, or equally if they pay nothing, and have half
         # of their weight as Theta. Rows have the columns of `Ends`.
         whole = top[3] * s + top[4] * s * (s - 1) / 2
         for p in (0, s - 1):
-            weight = theta * ((top[3] + top[4] * p) / whole if whole > 0 else 1 / s)
+            weight = weights[i] * theta * ((top[3] + top[4] * p) / whole if whole > 0 else 1 / s)
             rows.append((s / 2, arrival, weight, weight / 2, p, 0))
 
         # Later tokens without a weight would pay nothing for their wait. The checker counts what
@@ -243,7 +245,7 @@ def ends_of(part: Part, top: Floats, shortest: float, first: Floats, chords: int
             continue
 
         # All have the same weight, and each of a chord begins no earlier than its first one.
-        each = (1 - theta) / m
+        each = weights[i] * (1 - theta) / m
         for block in range(chords):
             low, high = m * block // chords, m * (block + 1) // chords
             # The least ticks until the first token. Each later one takes a shortest batch or more.
@@ -251,7 +253,7 @@ def ends_of(part: Part, top: Floats, shortest: float, first: Floats, chords: int
             earliest = arrival + before * second + low * shortest
             # With fewer tokens than chords some chords are empty.
             for j in (low, high - 1) if high > low else ():
-                later = theta + each * (j + 0.5)
+                later = weights[i] * theta + each * (j + 0.5)
                 rows.append(((high - low) / 2, earliest, each, later, s + j, 1))
 
     columns = np.array(rows).T.copy()
@@ -288,7 +290,10 @@ class _Ascent:
             # Without later tokens the first one has all of the weight.
             self.first = np.where(steps > 0, prefill / whole, 1.0)
             # The schedule has fewer cells than there are: in those behind it the price is 0.
-            price, self.width = schedule_prices(release, whole, int(_CELLS / _LATER))
+            cells, weight = int(_CELLS / _LATER), np.array(part.weight, np.float64)
+            price, self.width = schedule_prices(
+                release, whole, cells, weight if part.weight else None
+            )
             self.price = np.append(price, np.zeros(_CELLS - len(price)))
             self._set_ends(reference)
             # The lowest temperature is the nearest to the min that counts.
@@ -397,7 +402,7 @@ def _take_paths(task: BoundTask, part: Part, budget: Budget, take: Callable[...,
 
 
 def classes(task: BoundTask, budget: Budget) -> Proof:
-    """Return the bound on total latency, in seconds."""
+    """Return the bound on total latency, weighted or not, in seconds."""
     cost = task.cost_model
     assert isinstance(cost, BatchCost)
     order = np.argsort(task.instance.release_times, kind="stable").tolist()
@@ -417,8 +422,10 @@ def classes(task: BoundTask, budget: Budget) -> Proof:
     try:
         # The one set of requests is all of them, in order of arrival.
         _, part = next(parts_of(task.instance, model, TICKS_PER_SECOND, [order]))
-        # A linear model is one class; `shares` has its paths.
-        if cost.table is not None:
+        weighted = task.goal.name == "weighted_latency"
+        part = part if weighted else part._replace(weight=())
+        # A linear model is one class; `shares` has its paths. Of weights paths are not proved.
+        if cost.table is not None and not weighted:
             _take_paths(task, part, budget.part(_PATHS_SHARE), take)
 
         mixes = targets_of(task.instance, _LENGTHS)
@@ -440,7 +447,7 @@ CLASSES = Bound(
     "classes",
     "prices of machine time, and charges by batch length",
     "second",
-    ("tel",),
+    ("tel", "weighted_latency"),
     classes,
     PROVED_FOR | MINORANTS,
     searches=True,

@@ -386,9 +386,26 @@ def of_table(task: BoundTask) -> bool:
 
 
 SHARE_BY_CLASS = Bound(
-    "slo-classes", _BY_CLASS, "second", _GOALS[:1], by_class, TABLES, True, True, suits=of_table
+    "slo-classes",
+    _BY_CLASS,
+    "second",
+    _GOALS[:1],
+    by_class,
+    TABLES,
+    True,
+    True,
+    suits=of_table,
+    weight=4.0,
 )
 RATE_BY_CLASS = Bound(
-    "slo-classes-rate", _BY_CLASS, "second", _GOALS[1:], by_class, TABLES, True, suits=of_table
+    "slo-classes-rate",
+    _BY_CLASS,
+    "second",
+    _GOALS[1:],
+    by_class,
+    TABLES,
+    True,
+    suits=of_table,
+    weight=4.0,
 )
 IN_ROUND = Bound("slo-round-prices", _VOLUME, "round", _GOALS, within, IN_ROUNDS, True)

@@ -140,6 +140,14 @@ _PROVED = PROVED_FOR | WORKERS | CHARGES
 TAIL = Bound("tail-work", _WORK, "second", _METRICS, percentile, _PROVED, searches=True)
 _BY_CLASS = "how many requests slo-classes allows to be that quick"
 TAIL_BY_CLASS = Bound(
-    "tail-classes", _BY_CLASS, "second", _METRICS, by_class, TABLES, searches=True, suits=of_table
+    "tail-classes",
+    _BY_CLASS,
+    "second",
+    _METRICS,
+    by_class,
+    TABLES,
+    searches=True,
+    suits=of_table,
+    weight=4.0,
 )
 TAIL_ROUNDS = Bound("tail-volume", _VOLUME, "round", _METRICS, percentile, IN_ROUNDS, searches=True)

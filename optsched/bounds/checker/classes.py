@@ -11,6 +11,9 @@ one moment tau >= a_i + pre_k and one class b of
 *Weights.* The first token has the weight theta_1 that the leaf gives for each request, later ones
 share the rest equally, and Theta_k = sum_{l < k} theta_l + theta_k / 2.
 
+*Weighted latencies*, the sum of W_i (C_i - a_i), are bounded the same way with W_i times the
+weights theta and Theta of request i: what its tokens pay of the machine's time stays.
+
 *The first token* is that of a prefill in chunks, each in a batch of its own. Token p of the prompt
 (from 0) pays pi (g_b + d_b p), and has a part omega_p of theta_1 in proportion to this charge in
 the class ``reference``. A chunk from p to q has the weight theta_1 (Omega_q - Omega_p) and the
@@ -203,9 +206,13 @@ def min_charge(one: ExactCharges, cached: int) -> int:
 
 
 def check_classes(part: Part, leaf: dict[str, Any], objective: str, budget: Budget) -> int:
-    """Return the total latency that a leaf proves, in ticks, rounded down (module's text)."""
+    """Return the total latency, weighted or not, that a leaf proves, in ticks, rounded down."""
     expect_fields(leaf, "classes", sorted(_FIELDS))
-    expect(objective == "tel", f"classes: found the objective {objective!r}; expected 'tel'")
+    right = objective in ("tel", "weighted_latency")
+    expect(right, f"classes: found the objective {objective!r}; expected 'tel'")
+    if objective == "tel":
+        part = part._replace(weight=())
+
     # Nothing has ever written another number here: an allowance for a prefix cache.
     found = integer(leaf["found"], "classes: found")
     expect(found == 0, f"classes: found: found {found}; expected 0")
@@ -242,7 +249,8 @@ def value_of(
 ) -> int:
     """Return what a leaf proves if its classes are right.
 
-    ``first`` of a leaf has theta_1 of each request, as a multiple of 1 / `ONE`.
+    That is of weighted latencies if the part has weights. ``first`` of a leaf has theta_1 of each
+    request, as a multiple of 1 / `ONE`.
     """
     budget.spend(10 * len(leaf["price"]))
     prices, n = _read_prices(leaf), len(part.requests)
@@ -253,12 +261,13 @@ def value_of(
     expect(right, f"classes: reference: found {reference}; expected 0 to {len(classes) - 1}")
     ends, top = _ChordEnds(part.ticks, prices, classes), classes[reference]
     shortest = classes[0].lo * part.ticks // UNIT
-    waits = 0  # sum of theta_k pre_k
+    weights = part.weight or [1] * n
+    waits = 0  # sum of W_i theta_k pre_k
 
     for i, (arrival, request, theta) in enumerate(
         zip(part.arrival, part.requests, first, strict=True)
     ):
-        m, s = request.steps, request.prompt
+        m, s, times = request.steps, request.prompt, weights[i]
         # An only token has all the weight.
         theta = theta if m > 0 else ONE
         earliest = prefill_end(part, i, shortest)
@@ -269,10 +278,11 @@ def value_of(
             # omega_p as a fraction. Then theta_1 omega_p as one, and over its denominator Theta,
             # which is half as much.
             share = (top.prefill + top.position * p, whole) if whole > 0 else (1, s)
-            weight = 2 * theta * share[0], 2 * ONE * share[1]
+            weight = 2 * times * theta * share[0], 2 * ONE * share[1]
             charges = [one.prefill + one.position * p for one in classes]
             # A chord over one token has one end, which counts twice a half.
-            ends.add(s if s > 1 else 2, arrival, weight, theta * share[0], charges)
+            later = times * theta * share[0]
+            ends.add(s if s > 1 else 2, arrival, weight, later, charges)
 
         for block in range(CHORDS):
             low, high = m * block // CHORDS, m * (block + 1) // CHORDS
@@ -281,12 +291,12 @@ def value_of(
 
             before = earliest + low * shortest
             # Ends of chords wait from their earliest moment; until then is added here.
-            waits += (ONE - theta) * (high - low) * before // m
+            waits += times * (ONE - theta) * (high - low) * before // m
             for j in {low, high - 1}:
                 # Theta of token j + 2: theta_1, j later ones and half of its own. Both weights are
                 # over 2 m `ONE`.
-                later = 2 * m * theta + (ONE - theta) * (2 * j + 1)
-                weight = 2 * (ONE - theta), 2 * m * ONE
+                later = times * (2 * m * theta + (ONE - theta) * (2 * j + 1))
+                weight = 2 * times * (ONE - theta), 2 * m * ONE
                 count = high - low if high - low > 1 else 2
                 charges = [min_charge(one, s + j) for one in classes]
                 ends.add(count, arrival + before, weight, later, charges)
@@ -297,7 +307,7 @@ def value_of(
     # arrivals are rounded down.
     spent = int(prices.price.sum()) * prices.width
 
-    return total - n + (-spent // prices.unit)
+    return total - sum(weights) + (-spent // prices.unit)
 
 
 def prefill_end(part: Part, i: int, shortest: int) -> int:

@@ -50,7 +50,7 @@ FIELDS |= {"value", "tree", "cost_model", "ticks_per_second"}
 IN_TIME = "slo_attainment"
 """The objective whose value is a number of requests."""
 WEIGHTED = "weighted_latency"
-"""The objective that counts weights, of which ``busy-time`` alone is proved."""
+"""The objective that counts weights, of which the leaves `_OF_WEIGHTS` alone are proved."""
 CAPACITY = "capacity"
 """The same at any rate from one on: a claim about the instance with other arrivals."""
 OBJECTIVES = ("tel", "mean_ttft", "makespan", WEIGHTED, *sessions.SUMS, IN_TIME)
@@ -120,8 +120,9 @@ def proved_ticks(instance: Any, certificate: dict[str, Any], budget: Budget) -> 
         expect(right, f"tree: found {kind!r:.60}, not proved for shared prefixes; expected work")
         right = objective in ("tel", WEIGHTED) or kind != "busy-time"
         expect(right, f"busy-time: found the objective {objective!r}; expected 'tel'")
-        right = objective != WEIGHTED or kind == "busy-time"
-        expect(right, f"tree: found {kind!r:.60}, not proved of weights; expected busy-time")
+        right = objective != WEIGHTED or kind in _OF_WEIGHTS
+        expected = f"expected {' or '.join(_OF_WEIGHTS)}"
+        expect(right, f"tree: found {kind!r:.60}, not proved of weights; {expected}")
         # All other leaves read the first minorant of a table alone.
         right = "table" not in model or kind in _OF_TABLES
         expected = f"expected {', '.join(_OF_TABLES[:-1])} or {_OF_TABLES[-1]}"
@@ -223,6 +224,7 @@ def _on_pools(instance: Any, certificate: dict[str, Any], ticks: int, budget: Bu
     return _leaf(leaf)(part, leaf, objective, budget)
 
 
+_OF_WEIGHTS = ("busy-time", "classes")
 _OF_TABLES = ("classes", "class-paths", "class-work")
 _KINDS = ("work", "busy-time", "shares", "clock", *_OF_TABLES, "labels")
 Leaf = Callable[[Part, dict[str, Any], str, Budget], int]
