@@ -14,6 +14,7 @@ import optsched
 from optsched import Problem
 from optsched.analysis.why import CAUSES, why
 from optsched.problem.instance import Instance
+from optsched.problem.schedule import runs_on
 
 MODEL = "llama2-7b-a100-infermax"
 
@@ -41,6 +42,16 @@ def test_each_cause_is_found_where_it_alone_can_be() -> None:
     # A batch has room for one prompt: the other waits for the next.
     small = "vllm-v1:max_num_seqs=2,max_num_batched_tokens=2"
     assert causes(roomy, small, max_num_batched_tokens=2)["batch"] >= 1
+
+
+def test_seats_are_counted_by_worker() -> None:
+    # Each of two workers has two seats and runs one request. The third waits for 5 rounds on the
+    # first worker, whose other seat is free: that is an order.
+    three = Instance([0] * 3, [2] * 3, [5] * 3, kv_capacity=70)
+    problem = Problem(three, optsched.Fleet.of(2, None))
+    found = why(problem, runs_on(three, [0, 0, 5], [0, 1, 0]), max_num_seqs=2).totals()
+    assert found["order"] == 5
+    assert found["seats"] == 0
 
 
 def test_in_seconds_who_comes_within_a_batch_waits_for_its_end_and_sharing_slows() -> None:

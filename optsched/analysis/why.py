@@ -213,10 +213,12 @@ def _add_waiting(parts: Floats, laid_out: Timeline, seats: float, max_tokens: fl
     """
     instance, phase = laid_out.instance, laid_out.span_phase
     start, end = laid_out.batch_start, laid_out.batch_end
-    # Requests of these phases hold KV.
-    holding = laid_out.phase_counts(start)[[PREFILL, DECODE, PAUSED, REFILL]].sum(axis=0)
     tokens = laid_out.batch_prefill + laid_out.batch_decode + laid_out.batch_refill
     batches_of = {w: np.flatnonzero(laid_out.batch_worker == w) for w in range(laid_out.workers)}
+    holding = np.zeros(len(start), np.int64)  # by batch, requests of its worker that hold KV
+    for w, of_worker in batches_of.items():
+        counts = laid_out.phase_counts(start[of_worker], w)
+        holding[of_worker] = counts[[PREFILL, DECODE, PAUSED, REFILL]].sum(axis=0)
 
     for k in np.flatnonzero((phase == WAITING) | (phase == EVICTED)):
         i = laid_out.span_request[k]

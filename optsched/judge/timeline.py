@@ -140,13 +140,17 @@ class Timeline:
         """Time of the last completion."""
         return float(self.evaluation.finish.max())
 
-    def phase_counts(self, times: NDArray[np.float64]) -> NDArray[np.int64]:
+    def phase_counts(
+        self, times: NDArray[np.float64], worker: int | None = None
+    ) -> NDArray[np.int64]:
         """Return how many requests are in each phase just after given times.
 
         Parameters
         ----------
         times : ndarray of float64, shape (k,)
             In the instance's unit.
+        worker : int, optional
+            Only those of this worker count.
 
         Returns
         -------
@@ -155,6 +159,9 @@ class Timeline:
         counts = np.zeros((len(PHASES), len(times)), dtype=np.int64)
         for phase in range(len(PHASES)):
             in_phase = self.span_phase == phase
+            if worker is not None:
+                in_phase &= self.span_worker == worker
+
             # Spans that have begun by a time, itself included, less those that have ended by then.
             starts, ends = np.sort(self.span_start[in_phase]), np.sort(self.span_end[in_phase])
             counts[phase] = np.searchsorted(starts, times, "right") - np.searchsorted(
