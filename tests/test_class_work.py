@@ -15,7 +15,19 @@ from test_classes import Served, of_2026, question, some_table
 from test_service_bound import most_by_search, slos_for
 from test_slo_prices import contradicts, drawn, forged, just_in_time, sealed, some_schedule
 
-from optsched import BatchCost, Fleet, Instance, Limits, Problem, evaluate, verify, write_instance
+from optsched import (
+    BatchCost,
+    Fleet,
+    Instance,
+    Limits,
+    Problem,
+    evaluate,
+    run,
+    verify,
+    write_instance,
+)
+from optsched.analysis.capacity_question import scale_arrivals
+from optsched.bounds import tail
 from optsched.bounds.base import BoundTask
 from optsched.bounds.certificate import certify, verify_certificate
 from optsched.bounds.charges import class_charges
@@ -127,8 +139,16 @@ def just_in_time_case(
     """Return an instance under a table, and limits that a schedule of it is just within."""
     while True:
         instance, _ = drawn(rng, 12)
-        # As much room as there is would make the search for charges long.
-        instance = replace(instance, kv_capacity=60)
+        # As much room as there is would make the search for charges long. Schedules that break
+        # what else is drawn are left out.
+        instance = replace(
+            instance,
+            kv_capacity=60,
+            kv_block_tokens=int(rng.choice([1, 1, 4])),
+            kv_accounting=str(rng.choice(["cached", "generated"])),
+            chunked_prefill=None if rng.random() < 0.8 else False,
+            limits=Limits(max_batch_tokens=int(rng.choice([9, 16, 60]))),
+        )
         tables = (dense_alone, of_2026, table)[int(rng.integers(3))]
         cost = some_table(rng, instance, tables)
         schedule = some_schedule(rng, instance, workers, bool(rng.random() < 0.3))
@@ -156,6 +176,91 @@ def contradicted(seed: int, count: int, change: Any = lambda floors: floors) -> 
         if len(demand.who) < instance.n or contradicts(demand, instance.n, rng):
             return k
     return None
+
+
+def contradicted_at_rates(seed: int, count: int) -> int | None:
+    """Return the first of some schedules at other rates that an interval of rates contradicts, or
+    all rates from one on, or None."""
+    rng = np.random.default_rng(seed)
+    for k in range(count):
+        instance, cost, _ = just_in_time_case(rng, 1)
+        rate = float(rng.uniform(0.5, 2.0))
+        moved = scale_arrivals(instance, rate)
+        schedule = some_schedule(rng, moved, 1, bool(rng.random() < 0.3))
+        try:
+            judged = evaluate(Problem(moved, cost), schedule)
+        except OptschedError:
+            continue
+        limits = just_in_time(rng, judged, moved)
+        ask = Ask(instance, cost, limits, floors=floors_for(instance, cost)[1])
+        low, high = rate * float(rng.uniform(0.8, 1)), rate * float(rng.uniform(1, 1.3))
+        between = ask.between(instance.n, NO_LIMIT, low, high)
+        beyond = ask.onwards(low, instance.n, NO_LIMIT)
+        if between.most < instance.n or beyond is not None:
+            return k
+    return None
+
+
+def test_no_schedule_at_another_rate_contradicts_an_interval() -> None:
+    assert contradicted_at_rates(7, 20) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(60, 65))
+def test_intervals_by_the_hundred(seed: int) -> None:
+    assert contradicted_at_rates(seed, 200) is None
+
+
+def check_percentiles(seed: int, count: int) -> float:
+    """Hold percentiles and goodput against schedules; return the largest share of a percentile."""
+    rng, largest = np.random.default_rng(seed), 0.0
+    for _ in range(count):
+        instance, cost, limits = just_in_time_case(rng, 1)
+        schedule = some_schedule(rng, instance, 1, evictions=False)
+        columns = {k: v for k, v in limits.items() if np.isfinite(v).any()}
+        instance = replace(instance, **columns)
+        try:
+            judged = evaluate(Problem(instance, cost), schedule)
+        except OptschedError:
+            continue
+        for goal in ("p50_ttft", "p90_latency"):
+            least = tail.by_class(BoundTask.of(Problem(instance, cost, goal)), NO_LIMIT).value
+            assert least <= judged.metrics[goal] * (1 + 1e-12), instance.to_dict()
+            largest = max(largest, least / judged.metrics[goal])
+        most = by_class(BoundTask.of(Problem(instance, cost, "slo_goodput")), NO_LIMIT).value
+        assert judged.metrics["slo_goodput"] <= most * (1 + 1e-12), instance.to_dict()
+    return largest
+
+
+def test_percentiles_and_goodput_are_on_the_right_side_of_schedules(monkeypatch: Any) -> None:
+    monkeypatch.setattr(tail, "_MANY", 2)  # prices are tried for few requests, too
+    assert check_percentiles(8, 15) > 0.3  # of a percentile at least once
+
+
+def test_a_request_at_0_under_a_falling_table_has_a_goodput() -> None:
+    # The grid of prefills falls with what is cached before, so that its least value is below 0;
+    # no batch is as short, and so goodput is at most one request over the shortest batch.
+    grids = [
+        Grid({"tokens": np.array([0.0, 2])}, np.array([0.44, 2.1])),
+        Grid({"requests": np.array([0.0, 1])}, np.array([0.23, 1.86])),
+        Grid(
+            {"prefill_tokens": np.array([1.0, 6]), "prefill_kv": np.array([0.0, 1])},
+            np.array([[2.0, 1.9], [3.0, 2.9]]),
+        ),
+    ]
+    cost = BatchCost("falls", 1, {"base": "1"}, table=CostTable(grids, [{"base": "0.001"}]))
+    instance = Instance([0.0], [4], [1], kv_capacity=69, time_unit="second", slo_ttft=[1.0])
+    problem = Problem(instance, cost, "slo_goodput")
+    best = run(problem, "fcfs").metrics["slo_goodput"]
+    assert best <= by_class(BoundTask.of(problem), NO_LIMIT).value < np.inf
+
+
+def test_a_linear_model_has_least_prefills_too() -> None:
+    # A token takes 1 ms and a batch 2 ms beside: c tokens at least 2 + c ms.
+    cost = BatchCost("linear", 1, {"base": "2", "token": "1"})
+    instance = Instance([0.0], [10], [2], kv_capacity=200, time_unit="second")
+    least = least_prefills(batches_of(instance, cost))
+    assert least[[1, 4, 10]] == pytest.approx([0.003, 0.006, 0.012])
 
 
 def test_no_schedule_that_is_just_in_time_contradicts_it() -> None:
@@ -239,7 +344,7 @@ def test_tokens_pay_what_batches_short_enough_leave_them() -> None:
 def test_prompts_alone_take_their_batches() -> None:
     # A chunk of 4 tokens takes 3 s, and so do 16. So 10 tokens take one batch of 3 s; 40 take at
     # least 40 times 3/16 s, where batches end at 16 tokens.
-    instance = Instance([0.0], [10], [2], kv_capacity=200, time_unit="second")
+    instance = Instance([0.0], [16], [2], kv_capacity=200, time_unit="second")
     least = least_prefills(batches_of(instance, experts()))
     assert least[[1, 2, 4, 10]] == pytest.approx([1, 2, 3, 3])
     found = Floors(np.array([1.0]), np.zeros((1, 5)), least[:17], False)

@@ -3,7 +3,8 @@
 Work alone is the bound of `optsched.bounds.service`, at one rate or number of workers. Prices are
 those of `optsched.bounds.slo_prices`, which bound how many requests are in time at all rates of an
 interval. Each is asked of a minorant: a linear cost model under which no batch takes longer than
-under the problem's, which is itself its only one if it is linear.
+under the problem's, which is itself its only one if it is linear. Under a table charges by class of
+batch length (`optsched.bounds.class_work`) are asked, too.
 """
 
 import math
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from optsched.analysis.capacity_answer import Reach
 from optsched.analysis.capacity_question import Question, with_classes
 from optsched.bounds.service import most_within
-from optsched.bounds.slo_prices import SHARE, Ask, Interval
+from optsched.bounds.slo_prices import Ask, Interval
 from optsched.costs.fleet import MAX_MACHINES
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.search.on_time import Served, serve_in_time
@@ -156,7 +157,7 @@ class CapacitySearch:
             last, high = high, interval.low
             # Of rates above `known` work alone says as much.
             if high < known:
-                self.bound_origin = SHARE.name
+                self.bound_origin = ask.bound.name
                 self.bounds[high] = (need - 1) / self.instance.n
             if high > last * (1 - _TOLERANCE):
                 place += 1  # another minorant of a table, or its classes, may exclude more
@@ -197,23 +198,26 @@ class CapacitySearch:
         count = (known or 0) + 1
         while not budget.over and count <= MAX_MACHINES:
             # How many can be in time with so many workers, if they are too few, or None.
-            in_time = self._too_few_in_time(count, budget)
-            if in_time is None:
+            too_few = self._too_few_in_time(count, budget)
+            if too_few is None:
                 break
 
-            self.bound_origin = SHARE.name
+            in_time, self.bound_origin = too_few
             self.bounds[count] = in_time / self.instance.n
             known, count = count, count + 1
 
         return known
 
-    def _too_few_in_time(self, workers: int, budget: Budget) -> int | None:
-        """Return how many some prices leave in time if that is fewer than needed, else None."""
+    def _too_few_in_time(self, workers: int, budget: Budget) -> tuple[int, str] | None:
+        """Return how many some prices leave in time, and their bound's name, if these are too few.
+
+        None: they are as many as needed, or more.
+        """
         asks = self.asked.asks(workers)
         for ask, need in asks:
             in_time = ask.between(need, budget.part(1 / len(asks))).most
             if in_time < need:
-                return in_time
+                return in_time, ask.bound.name
 
         return None
 

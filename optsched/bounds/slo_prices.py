@@ -132,6 +132,7 @@ class Ask:
         self.limits = {name: column.tolist() for name, column in limits.items()}
         # Where the method ended last, and how much coarser than the last ones its cells are.
         self.workers, self.place, self.coarser = workers, None, _COARSER
+        self.bound = SHARE if floors is None else SHARE_BY_CLASS  # of which its answers are
         if floors is not None:
             self.works = works_by_class(instance, floors, TICKS_PER_SECOND)
             return
@@ -361,7 +362,7 @@ def by_class(task: BoundTask, budget: Budget) -> Proof:
     most, prices = most_in_time(task, budget, demands=[demand])
     if task.goal.name != "slo_attainment":
         latest = (instance.release + ask.works.chain / TICKS_PER_SECOND * (1 - _SAFETY)).max()
-        return Proof(most / float(latest))
+        return Proof(most / float(latest) if latest > 0 else inf)
 
     if prices is None:
         return Proof(most / instance.n)

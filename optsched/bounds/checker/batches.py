@@ -101,18 +101,24 @@ def batches_of(instance: Any, cost: Any) -> Batches:
 
 
 def least_prefills(batches: Batches) -> Floats:
-    """Return at c the least seconds of a batch with c prefill tokens or more, for every c.
+    """Return at c the least seconds of a batch with c prefill tokens or more, for c up to L.
 
-    Between nodes the least of each is as far below a grid as anywhere: it is multilinear there. A
-    linear model's squares and products are left out.
+    It is the sum of the least values of the grids, of the line by tokens and of that by requests,
+    each over all contents with as many tokens. The values at a node of C are least at one of the
+    other nodes, and between two nodes of C they are at least on the line between their minima.
+    Squares and products of a linear model are left out.
     """
-    tokens = np.arange(batches.chunk[-1] + 1)
-    seconds = np.interp(tokens, batches.chunk, batches.values.min(axis=(1, 2, 3)))
-    # Others may add tokens and requests.
-    dense = np.interp(np.arange(batches.dense[0, -1] + 1), *batches.dense)
-    seconds += np.minimum.accumulate(dense[::-1])[::-1][: len(tokens)] + batches.beside[1].min()
-    least = np.minimum.accumulate(seconds[::-1])[::-1]
-    return np.asarray(np.maximum(least, 0.0))
+    tokens = np.arange(min(batches.chunk[-1], batches.longest) + 1)
+    grids = _least_from(batches.chunk, batches.values.min(axis=(1, 2, 3)), tokens)
+    dense = _least_from(batches.dense[0], batches.dense[1], tokens)
+    return np.asarray(grids + dense + batches.beside[1].min())
+
+
+def _least_from(axis: Floats, values: Floats, x: Floats) -> Floats:
+    """Return the least value of a line from x on, which is that of its last node behind it."""
+    after = np.minimum.accumulate(values[::-1])[::-1]
+    following = np.minimum(np.searchsorted(axis, x), len(axis) - 1)
+    return np.asarray(np.minimum(np.interp(x, axis, values), after[following]))
 
 
 def _linear_times(cost: Any, reach: tuple[int, ...], longest: int) -> tuple[Any, ...]:

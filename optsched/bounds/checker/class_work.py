@@ -16,7 +16,8 @@ the mean of the two at the ends. Token p of a prompt pays g_b + d_b p, and one c
 
 *Alone.* Let a batch with at least c prefill tokens last T_c or more (`least_prefills`). Chunks of
 at most c_max tokens sum up to s, so all batches of a prefill last at least s times the least of
-T_c / c over c <= c_max. A later token's batch of class b lasts at least lo_b, and at least its
+T_c / c over c <= c_max. There are s / c_max of them or more, and no batch is shorter than the first
+class. A later token's batch of class b lasts at least lo_b, and at least its
 charge, which grows from token to token: so the first of some stands for all.
 
 *Rounding.* Seconds are floats here, and sums of non-negative ones. What they say is lowered, or for
@@ -150,6 +151,8 @@ def alone(floors: Floors, prompt: Floats, steps: Floats) -> tuple[Floats, Floats
     each = np.minimum.accumulate(floors.prefills[1:] / np.arange(1, most + 1))
     largest = np.minimum(prompt, most).astype(np.int64)
     first = floors.prefills[largest] if floors.whole else prompt * each[largest - 1]
+    chunks = np.ones(len(prompt)) if floors.whole else np.ceil(prompt / most)
+    first = np.maximum(first, chunks * floors.lo[0])
     rest = np.zeros(len(prompt))
     for begin, end in _blocks(steps):
         longer = np.maximum(_charges_at(floors, prompt + begin), floors.lo[:, None])
@@ -175,7 +178,7 @@ def with_floors(part: Part, floors: Floors) -> Part:
 def check_class_work(part: Part, leaf: dict[str, Any], objective: str, budget: Budget) -> int:
     """Return what a leaf proves of a sum over requests, or of the makespan, in ticks."""
     expect_fields(leaf, "class-work", ("relaxation", "classes"))
-    budget.spend(50 * len(part.requests) * max(1, len(leaf["classes"])))
     classes = proved_charges(part, leaf, budget)
+    budget.spend(50 * len(part.requests) * len(classes))
     expect(part.machines == 1, "class-work: found several machines; expected one")
     return work_ticks(with_floors(part, floors_of(part.machine, classes)), objective)

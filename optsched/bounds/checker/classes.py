@@ -108,7 +108,9 @@ def exact_charges(leaf: dict[str, Any]) -> list[ExactCharges]:
         last = len(found) == len(rows) - 1
         open_end = row[1] is None
         expect(open_end == last, "classes: found an end that is open; expected the last one so")
-        values = [integer(x, "classes: classes") for x in row if x is not None]
+        # Only the end of the last class, in second place, may be none.
+        stated = row if row[1] is not None else [row[0], *row[2:]]
+        values = [integer(x, "classes: classes") for x in stated]
         expect(min(values) >= 0, "classes: found an integer below 0; expected integers >= 0")
         one = ExactCharges(*row[:2], *row[3:])  # row[2] is no part of the proof
         # Classes begin where the one before ends; `proved_charges` proves the begin of the first.

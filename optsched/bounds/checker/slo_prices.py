@@ -36,8 +36,8 @@ the first arrival to their ends at rate r, and all work, prove something of all 
 *Tables.* Under a tabulated cost model a leaf, or a chain, may hold charges by class of batch length
 (`optsched.bounds.checker.class_work`). Then work has no cadence: all of it is the least charges of
 tokens, and those of later tokens are charged within the time that the limits leave for their
-batches. Multiplied by r / q it is no more than what the charges say of batches that are so much
-shorter, if as much more time is granted.
+batches. At a rate from r to q that is said of the schedule before its clock is shortened, and then
+a factor of r / q at least remains of what is charged.
 
 *Rounding.* Windows are whole ticks, rounded outward, and wider by 1 / `_CLOCK` for the rounding of
 the judge's clock. Work is rounded down, or up where cells are charged, and of what is paid
@@ -250,13 +250,15 @@ class _Claim:
         forms = minorants_of(model)
         budget.spend(200 * n * len(forms))
         self.works = [_works(instance, one, ticks, charges) for one in forms]
+        self.per_leaf = 0
         self.tree, self.has_classes = tree, isinstance(tree, dict) and "classes" in tree
         if self.has_classes:
             expect(charges is None, "tree: classes: found shared prefixes; expected none")
             self.tree = {name: value for name, value in tree.items() if name != "classes"}
             part = Part([], [], rates_of(instance, forms[0]), ticks, [], (instance, model))
             floors = floors_of(part.machine, proved_charges(part, tree, budget))
-            budget.spend(100 * n * len(floors.lo))
+            # Each demand of a leaf charges later tokens anew, by pairs of classes (`count`).
+            self.per_leaf = n * (100 + len(floors.lo) ** 2 // 4)
             self.works.append(works_by_class(instance, floors, ticks))
 
     def rates(self, leaf: Any) -> tuple[Fraction, Fraction | None]:
@@ -286,6 +288,7 @@ class _Claim:
         apart = rounding(self.release, low, self.ticks) if chained else 0
         work = ALL if high is None else low / high
         arguments = limits, since, self.ticks, self.machines, work, apart
+        self.budget.spend(self.per_leaf)
         demand = demand_of(self.works[form], *arguments)
         if high is None:
             demand = at_all_rates(demand, self.ticks, apart)
@@ -413,15 +416,14 @@ def works_by_class(instance: Any, floors: Floors, ticks: int) -> Works:
     steps = output - 1
 
     def whole(seconds: Floats) -> Ints:
-        return np.floor(seconds * ticks).astype(np.int64)
+        """Return ticks, rounded down to what integers hold."""
+        return np.floor(np.clip(seconds * ticks, 0, NEVER // 2)).astype(np.int64)
 
     def paced(within: Floats) -> Ints:
-        return whole(np.maximum(0.0, later_work(floors, prompt, steps, within / ticks)))
+        return whole(later_work(floors, prompt, steps, within / ticks))
 
     first, rest = (whole(seconds) for seconds in alone(floors, prompt, steps))
     none, prefill = np.zeros(len(prompt), np.int64), whole(prefill_work(floors, prompt))
-    right = max(int(x.max()) for x in (prefill, first + rest)) < NEVER
-    expect(right, "slo-prices: found work out of range; expected less")
     early = paced(np.full(len(prompt), inf))
     # There are no later steps: not ``later``, nor ``steps``, ``low`` and ``high``.
     columns = prefill, early, none, none, none, none, steps.astype(np.int64)
@@ -478,9 +480,10 @@ def demand_of(
     possible = np.flatnonzero((times[0] <= first) & (times[1] <= later) & (times[2] <= last))
     early = works.early
     if works.paced is not None:
-        # The batches of later tokens have so much time, and as much more as work is less.
+        # The time of later tokens' batches, with the judge's rounding at the lowest rate.
         left = np.minimum(later, latency)
-        early = works.paced(np.where(left < NEVER, (left + 2) / float(work), inf))
+        spare = 2 + np.ceil(judged / float(work))
+        early = works.paced(np.where(left < NEVER, left + spare, inf))
 
     # Windows are wider by this on both sides (docstring, Rounding).
     slack = 2 * ((since + ticks) // _CLOCK) + 2 + min(apart, NEVER)
