@@ -42,6 +42,7 @@ from optsched.bounds.checker.class_work import (
 )
 from optsched.bounds.checker.classes import exact_charges
 from optsched.bounds.checker.parts import Rejected
+from optsched.bounds.class_paths import path_charges
 from optsched.bounds.class_work import class_work, machine_of, within_slos
 from optsched.bounds.leaves import class_work_leaf
 from optsched.bounds.slo_prices import Ask, by_class
@@ -339,6 +340,21 @@ def test_tokens_pay_what_batches_short_enough_leave_them() -> None:
     assert free == pytest.approx(4 * 3 / 16, rel=1e-2)
     assert paced == pytest.approx(4 * (1 + 3 / 16) / 2, rel=1e-2)
     assert prefill_work(found, one)[0] == pytest.approx(found.charges[:, 3].min(), rel=1e-6)
+
+
+def test_refills_are_charged_no_less_than_decodes() -> None:
+    # One vector of a class may charge refills nothing where its decodes hold KV, which a refill
+    # then avoids: that happened in the shortest classes of a measured server.
+    rng = np.random.default_rng(12)
+    for _ in range(12):
+        instance, cost = question(rng, of_2026 if rng.random() < 0.5 else table, 1.0)
+        charges = path_charges(BoundTask(instance, fleet_of(cost)), NO_LIMIT).vectors[:, 0]
+        decode, context, memory, prefill, _ = charges.T
+        longest = int((instance.prompt_tokens + instance.output_tokens).max())
+        for m in (int(np.ceil(np.quantile(instance.prompt_tokens, 0.1))), longest):
+            decodes = decode + context * m + memory * (m + 1)
+            assert (decodes <= prefill * (m + 1) * (1 + 1e-6) + 1e-15).all()
+        assert (prefill > 0).all()
 
 
 def test_prompts_alone_take_their_batches() -> None:

@@ -76,6 +76,7 @@ def class_charges(
     edges: ArrayLike | Callable[[float], ArrayLike] | None = None,
     budget: Budget | None = None,
     near: float = _NEAR,
+    refills: ArrayLike = (),
 ) -> Charges:
     """Return charges for the batches of a task's machine.
 
@@ -95,6 +96,9 @@ def class_charges(
         After a part of it, what is found so far is returned.
     near : float
         How far charges may be below the best ones, relatively.
+    refills : array_like, optional
+        Numbers of cached tokens over which a decode is charged no more than a refill of as many
+        and one. A class with one vertex needs them, lest refills be free there.
 
     Raises
     ------
@@ -113,7 +117,8 @@ def class_charges(
     if not np.isfinite(ratio[0]):
         raise Rejected("cost table: found a batch of no time by the tables; expected times > 0")
 
-    shortest, plan = 1 / float(ratio[0]), _Plan(batches, found, budget)
+    shortest = 1 / float(ratio[0])
+    plan = _Plan(batches, found, budget, np.asarray(refills, np.float64))
     if edges is None:
         ends = _edges(plan, mixes.mean(axis=0), shortest)
     else:
@@ -161,11 +166,11 @@ class _Plan:
 
     A class has the rows of the batches that last no longer than its end. ``contents`` has a batch
     by row: decodes, tokens that they have cached and hold, prefill tokens, positions, and time.
-    ``shortest`` is such a row, of the shortest batch.
+    ``shortest`` is such a row, of the shortest batch. ``refills`` is that of `class_charges`.
     """
 
-    def __init__(self, batches: Batches, shortest: Floats, budget: Budget) -> None:
-        self.batches, self.contents = batches, shortest
+    def __init__(self, batches: Batches, shortest: Floats, budget: Budget, refills: Floats) -> None:
+        self.batches, self.contents, self.refills = batches, shortest, refills
         self.rounds, self.check = budget.part(_ROUNDS_SHARE), partial(budget.check, _DOING)
         # Begin with the batches that limit each charge alone, and two equal ones, up to some
         # lengths from about that of the shortest batch on.
@@ -192,7 +197,8 @@ class _Plan:
         # Of a class of shorter batches than any at hand, the shortest of these stands in.
         some = self.contents[self.contents[:, -1] <= max(end, self.contents[:, -1].min())]
         rows = some[:, :-1] / some[:, -1:]
-        scale = np.maximum(rows.max(axis=0), 1e-12)
+        scale = rows.max(axis=0)
+        scale[scale == 0] = 1 / some[:, -1].max()  # no batch at hand has any
         model, count = highspy.Highs(), TERMS - 1
         model.setOptionValue("output_flag", False)
         model.setOptionValue("threads", 1)
@@ -205,6 +211,11 @@ class _Plan:
         unbounded = np.full(len(rows), -highspy.kHighsInf)
         values = (rows / scale).ravel()
         model.addRows(len(rows), unbounded, np.ones(len(rows)), rows.size, begins, columns, values)
+        # Of m cached tokens, what a decode is charged less what a refill of m + 1 is.
+        for m in self.refills.tolist():
+            row = np.array([1, m, m + 1, -(m + 1), 0]) / scale
+            model.addRow(-highspy.kHighsInf, 0.0, count, columns[:count], row / np.abs(row).max())
+
         model.changeObjectiveSense(highspy.ObjSense.kMaximize)
         found = np.empty((len(mixes), count))
 

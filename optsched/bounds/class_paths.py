@@ -70,6 +70,8 @@ _BEYOND = (1.03, 1.06, 1.12, 1.25, 1.6, 2.5)
 _BELOW, _APART_LEAST = 1e-6, 3e-3
 # How far charges may be below the best ones, relatively: the scans for less take most of the time.
 _NEAR = 8e-3
+# The quantile of prompts from which on refills are not free.
+_SHORT = 0.1
 # What is left of all requests' tokens in the batches for which charges are best: decodes, tokens
 # that they have cached and hold, prefill tokens and their positions. Most batches prefill little.
 FEW_PREFILLS = np.array([1.0, 1.0, 1.0, 0.3, 0.15])
@@ -100,7 +102,11 @@ def path_charges(task: BoundTask, budget: Budget) -> Charges:
 
     # The first target has the tokens of all requests.
     mix = targets_of(task.instance, 2)[:1] * FEW_PREFILLS
-    return class_charges(task, mix, edges_above, budget, _NEAR)
+    instance = task.instance
+    longest = instance.prompt_tokens + instance.output_tokens
+    # What is between two numbers of cached tokens is, too: both charges are affine in it.
+    refills = np.quantile(instance.prompt_tokens, _SHORT), longest.max()
+    return class_charges(task, mix, edges_above, budget, _NEAR, refills)
 
 
 class Paths(NamedTuple):
