@@ -21,7 +21,7 @@ from optsched import BatchCost, Instance, Limits, Problem, run
 from optsched.bounds import lower_bound
 from optsched.bounds.base import BoundTask
 from optsched.bounds.certificate import certify, cost_model_dict, verify_certificate
-from optsched.bounds.charges import Charges, class_charges
+from optsched.bounds.charges import Charges, class_charges, targets_of
 from optsched.bounds.checker.batches import batches_of
 from optsched.bounds.checker.charges import TERMS, witnesses
 from optsched.bounds.checker.classes import (
@@ -36,9 +36,10 @@ from optsched.bounds.checker.parts import Rejected, Unlimited
 from optsched.bounds.checker.requests import Part
 from optsched.bounds.checker.seconds import parts_of
 from optsched.bounds.class_paths import ascend, path_charges
-from optsched.bounds.classes import classes, ends_of, soft_costs
+from optsched.bounds.classes import _Ascent, classes, ends_of, soft_costs
 from optsched.bounds.leaves import TICKS_PER_SECOND, class_paths_leaf, classes_leaf
 from optsched.costs.batch import EMPTY, add_decode, add_prefill
+from optsched.costs.fleet import fleet_of
 from optsched.costs.table import CostTable, Grid, table_from_dict
 from optsched.judge.evaluate import evaluate
 from optsched.policies import list_policies
@@ -193,6 +194,35 @@ def test_the_same_by_the_thousand(seed: int) -> None:
 def test_the_same_of_experts_and_captured_graphs(seed: int) -> None:
     # In 200 instances one leaf at least proves over half of the optimum: not all are near 0.
     assert check_tiny(seed, 200, of_2026, 1.0) > 0.5
+
+
+def test_an_ascent_goes_on_where_a_coarser_one_has_ended() -> None:
+    # Twice the classes, cells and chords. Before its first step it proves nearly what the other
+    # one ended with, and in the end at least as much.
+    rng = np.random.default_rng(11)
+    instance = Instance(
+        np.sort(rng.uniform(0, 5, 20)), rng.integers(2, 9, 20), rng.integers(2, 9, 20),
+        kv_capacity=60, time_unit="second",
+    )  # fmt: skip
+    grid = Grid({"tokens": np.arange(17.0)}, 100 * np.sqrt(np.arange(17.0)))
+    cost = BatchCost("root", 1, {"base": "1"}, table=CostTable([grid], [{"base": "99"}]))
+    part, task = part_of(instance, cost), BoundTask(instance, fleet_of(cost))
+    values: list[float] = []
+
+    def take(leaf: dict[str, Any]) -> None:
+        values.append(value_of(part, leaf, exact_charges(leaf), Unlimited()))
+
+    def charges(count: int) -> Charges:
+        return class_charges(task, targets_of(instance, 5), count=count)
+
+    coarse = _Ascent(part, charges(6), (40, 2), lambda: False)
+    coarse.run(take)
+    ended = values[-1]
+    fine = _Ascent(part, charges(12), (80, 4), lambda: False, coarse)
+    take(fine.leaf())
+    assert values[-1] > 0.9 * ended > 0
+    fine.run(take)
+    assert values[-1] >= 0.999 * ended
 
 
 def check_weighted(seed: int, count: int) -> float:

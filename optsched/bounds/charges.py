@@ -77,6 +77,7 @@ def class_charges(
     budget: Budget | None = None,
     near: float = _NEAR,
     refills: ArrayLike = (),
+    count: int = CLASSES,
 ) -> Charges:
     """Return charges for the batches of a task's machine.
 
@@ -99,6 +100,8 @@ def class_charges(
     refills : array_like, optional
         Numbers of cached tokens over which a decode is charged no more than a refill of as many
         and one. A class with one vertex needs them, lest refills be free there.
+    count : int
+        The number of classes where edges are chosen.
 
     Raises
     ------
@@ -120,7 +123,7 @@ def class_charges(
     shortest = 1 / float(ratio[0])
     plan = _Plan(batches, found, budget, np.asarray(refills, np.float64))
     if edges is None:
-        ends = _edges(plan, mixes.mean(axis=0), shortest)
+        ends = _edges(plan, mixes.mean(axis=0), shortest, count)
     else:
         ends = np.asarray(edges(shortest) if callable(edges) else edges, float)
     if not (np.diff(ends, prepend=_SHORTEST * shortest) > 0).all():
@@ -271,12 +274,13 @@ class _Plan:
         return proved
 
 
-def _edges(plan: _Plan, mix: Floats, shortest: float) -> Floats:
+def _edges(plan: _Plan, mix: Floats, shortest: float, count: int) -> Floats:
     """Return lengths between which work per second and lengths change by as much.
 
-    ``mix`` has the tokens that are charged, and ``shortest`` the seconds of the shortest batch. The
-    longest length is that beyond which the charges hardly change: what they say of the mix is
-    within 2 percent of what those of the last class say.
+    They are the ends of so many classes (``count``) but the last. ``mix`` has the tokens that are
+    charged, and ``shortest`` the seconds of the shortest batch. The longest length is that beyond
+    which the charges hardly change: what they say of the mix is within 2 percent of what those of
+    the last class say.
     """
     last = plan.vertices(np.array([np.inf]), mix[None], _COARSE)[0, 0] @ mix
     longest = shortest
@@ -293,4 +297,4 @@ def _edges(plan: _Plan, mix: Floats, shortest: float) -> Floats:
     # ``last / paid`` rises up to 1, and lengths that grow by a factor of e count for a quarter.
     change = np.diff(last / np.maximum(paid, last)) + np.diff(np.log(lengths)) / 4
     along = np.append(0.0, np.cumsum(change))
-    return np.interp(np.linspace(0, along[-1], CLASSES)[1:], along, lengths)
+    return np.interp(np.linspace(0, along[-1], count)[1:], along, lengths)

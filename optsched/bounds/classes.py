@@ -48,13 +48,17 @@ from optsched.problem.errors import OutOfTimeError
 from optsched.problem.kernel import njit
 
 Floats = NDArray[np.float64]
-_CELLS = 400
+# Classes, and cells of time and chords over a request's decode steps in the ascent: of a first one,
+# and of one that begins where it ended, if there is time for that.
+_COARSE, _FINE = (24, (400, 4)), (64, (800, 8))
+# The time that the second one takes, as a multiple of the first one's.
+_LONGER = 3.0
 # Cells of time reach so much beyond the end of the schedule that prices begin with.
 _LATER = 1.15
-# Chords over a request's decode steps in the ascent.
-_COARSE = 4
 # Seconds of waiting that count as much as nothing in the soft minimum, one after another.
 _TEMPERATURES = (2.0, 0.7, 0.3, 0.1, 0.03)
+# The temperature from which on an ascent goes on that begins where another one ended.
+_WARM = 0.3
 # Max steps at a temperature.
 _STEPS = 200
 # Gains in the last steps, relative to what machine time costs, that end a temperature.
@@ -268,14 +272,28 @@ class _Ascent:
     ascent begins with the best of some multiples of the prices of schedules, one for each class by
     whose charges requests take machine time. The variables that are climbed, ``x``, are the prices
     over the highest one that the ascent begins with, and then the logits of the mixtures' weights
-    over `_LOGIT`, by class and vertex.
+    over `_LOGIT`, by class and vertex. ``size`` has the numbers of cells and chords. It may begin
+    where a coarser ascent ended, `since`.
     """
 
-    def __init__(self, part: Part, charges: Charges, stop: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        part: Part,
+        charges: Charges,
+        size: tuple[int, int],
+        stop: Callable[[], bool],
+        since: "_Ascent | None" = None,
+    ) -> None:
         self.part, self.charges, self.stop = part, charges, stop
-        self.vertices = charges.vectors
+        self.vertices, (cells, self.chords) = charges.vectors, size
         classes, each = self.vertices.shape[:2]
         self.mixture = np.full((classes, each), 1 / each)
+        self.temperatures: tuple[float, ...] = _TEMPERATURES
+        if since is not None:
+            self.temperatures = tuple(tau for tau in _TEMPERATURES if tau <= _WARM)
+            self._begin_with(since, cells)
+            return
+
         release = np.array(part.arrival, dtype=np.float64) / part.ticks
         best = -np.inf
         begins: tuple[Any, ...] = ()
@@ -290,11 +308,10 @@ class _Ascent:
             # Without later tokens the first one has all of the weight.
             self.first = np.where(steps > 0, prefill / whole, 1.0)
             # The schedule has fewer cells than there are: in those behind it the price is 0.
-            cells, weight = int(_CELLS / _LATER), np.array(part.weight, np.float64)
-            price, self.width = schedule_prices(
-                release, whole, cells, weight if part.weight else None
-            )
-            self.price = np.append(price, np.zeros(_CELLS - len(price)))
+            weight = np.array(part.weight, np.float64) if part.weight else None
+            few = int(cells / _LATER)
+            price, self.width = schedule_prices(release, whole, few, weight)
+            self.price = np.append(price, np.zeros(cells - len(price)))
             self._set_ends(reference)
             # The lowest temperature is the nearest to the min that counts.
             for scale in _SCALES:
@@ -328,7 +345,25 @@ class _Ascent:
     def _set_ends(self, reference: int) -> None:
         """Set the ends of chords, with first tokens split by the charges of one class."""
         shortest = float(self.charges.lo[0])
-        self.ends = ends_of(self.part, self.mixed[reference], shortest, self.first, _COARSE)
+        self.ends = ends_of(self.part, self.mixed[reference], shortest, self.first, self.chords)
+
+    def _begin_with(self, since: "_Ascent", cells: int) -> None:
+        """Begin with prices and mixtures of another ascent, in so many cells of the same time."""
+        width = since.width * len(since.price) / cells
+        at = ((np.arange(cells) + 0.5) * width / since.width).astype(np.int64)
+        self.width, self.price = width, since.price[np.minimum(at, len(since.price) - 1)]
+        self.first, self.highest = since.first, since.highest
+
+        def class_of(length: Any) -> Any:
+            """Return the class of the other ascent that begins last up to a length."""
+            return np.maximum(np.searchsorted(since.charges.lo, length, side="right") - 1, 0)
+
+        # The shortest batch of both is the same, but for rounding.
+        self.mixture = since.mixture[class_of(self.charges.lo)]
+        longest = since.charges.lo[since.reference]
+        later = np.searchsorted(self.charges.lo, longest, side="right")
+        self.reference = max(int(later) - 1, 0)
+        self._set_ends(self.reference)
 
     def smooth(self, price: Floats, tau: float) -> tuple[float, Floats, Floats]:
         """Return the smoothed bound and its derivatives by prices and by charges."""
@@ -354,12 +389,14 @@ class _Ascent:
         weights = np.exp(logits - logits.max(axis=1, keepdims=True))
         self.mixture = weights / weights.sum(axis=1, keepdims=True)
 
-    def run(self, take: Callable[[], None]) -> None:
-        """Climb at falling temperatures, and call `take` after each, with what was found set."""
-        # Prices are relative to the highest of the first ones. Equal logits are equal weights, with
-        # which mixtures begin. `climb` keeps all variables from 0 to 3.
-        x = np.concatenate([self.price / self.highest, np.ones(self.mixture.size)])
-        for tau in _TEMPERATURES:
+    def run(self, take: Callable[[dict[str, Any]], None]) -> None:
+        """Climb at falling temperatures, and give `take` the leaf that was found after each."""
+        # Prices are relative to the highest of the first ones. Logits are such that those of equal
+        # weights are 1. `climb` keeps all variables from 0 to 3.
+        each = self.mixture.shape[1]
+        logits = 1 + np.log(np.maximum(self.mixture * each, 1e-300)).ravel() / _LOGIT
+        x = np.concatenate([self.price / self.highest, np.clip(logits, 0, 3)])
+        for tau in self.temperatures:
             if self.stop():
                 break
 
@@ -373,7 +410,7 @@ class _Ascent:
                 stop=self.stop,
             )
             self._unpack(x)
-            take()
+            take(self.leaf())
 
     def leaf(self) -> dict[str, Any]:
         """Return the leaf of the present prices and mixtures."""
@@ -432,11 +469,18 @@ def classes(task: BoundTask, budget: Budget) -> Proof:
         # One target has prefills alone, else refills would be free in short batches.
         prefills = mixes[0] * (0, 0, 0, 1, 1)
         targets = np.vstack([mixes, mixes * FEW_PREFILLS, prefills])
-        charges = class_charges(task, targets, budget=budget.part(_CHARGES_SHARE))
-        # The ascent leaves as much time as it takes to prove what it ends with.
-        ascent = _Ascent(part, charges, lambda: budget.left_s <= proving_s)
-        take(ascent.leaf())
-        ascent.run(lambda: take(ascent.leaf()))
+        ascent = None
+        for count, size in (_COARSE, _FINE):
+            began = work_time()
+            share = budget.part(_CHARGES_SHARE)
+            charges = class_charges(task, targets, budget=share, count=count)
+            # The ascent leaves as much time as it takes to prove what it ends with.
+            stop = lambda: budget.left_s <= proving_s  # noqa: E731
+            ascent = _Ascent(part, charges, size, stop, ascent)
+            take(ascent.leaf())
+            ascent.run(take)
+            if budget.left_s < _LONGER * (work_time() - began):
+                break
     except (Rejected, OutOfTimeError):
         pass  # the checker would refuse such a machine, or time is up: what was proved stands
 
