@@ -52,7 +52,7 @@ Floats = NDArray[np.float64]
 # and of one that begins where it ended, if there is time for that.
 _COARSE, _FINE = (24, (400, 4)), (64, (800, 8))
 # The time that the second one takes, as a multiple of the first one's.
-_LONGER = 3.0
+_LONGER = 2.0
 # Cells of time reach so much beyond the end of the schedule that prices begin with.
 _LATER = 1.15
 # Seconds of waiting that count as much as nothing in the soft minimum, one after another.
