@@ -173,8 +173,7 @@ class Question:
         There is one for each minorant of a tabulated cost model, then one for charges by class if
         there are any, and with ``alone`` as many again for each of several percentiles by itself. A
         number of workers is asked for at the rate at which the fewest are searched for. Prices
-        prove nothing of pools, sessions or rounds: then
-        the list is empty.
+        prove nothing of pools, sessions or rounds: then the list is empty.
         """
         problem = self.problem if workers is None else self.problem_at(workers)
         instance, cost = problem.instance, problem.cost_model

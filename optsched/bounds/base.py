@@ -108,6 +108,11 @@ def only_by_name(task: BoundTask) -> bool:
     return False
 
 
+def of_table(task: BoundTask) -> bool:
+    """Return whether charges by class say more than a linear model: under a table."""
+    return bool(MINORANTS & task.features)
+
+
 @dataclass(frozen=True)
 class Bound:
     """A lower bound that holds for every schedule of an instance.

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from optsched.bounds.base import MINORANTS, Bound, BoundTask, Proof
+from optsched.bounds.base import MINORANTS, Bound, BoundTask, Proof, of_table
 from optsched.bounds.batch import PROVED_FOR
 from optsched.bounds.certificate import cost_model_dict
 from optsched.bounds.charges import class_charges, targets_of
@@ -79,6 +79,6 @@ CLASS_WORK = Bound(
     class_work,
     PROVED_FOR | MINORANTS,
     searches=True,
-    suits=lambda task: bool(MINORANTS & task.features),
+    suits=of_table,
     certifies=True,
 )

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.bounds.ascent import climb
-from optsched.bounds.base import MINORANTS, Bound, BoundTask, Proof
+from optsched.bounds.base import MINORANTS, Bound, BoundTask, Proof, of_table
 from optsched.bounds.batch import PROVED_FOR
 from optsched.bounds.busy_time import cell_at, schedule_prices
 from optsched.bounds.certificate import cost_model_dict
@@ -470,13 +470,16 @@ def classes(task: BoundTask, budget: Budget) -> Proof:
         prefills = mixes[0] * (0, 0, 0, 1, 1)
         targets = np.vstack([mixes, mixes * FEW_PREFILLS, prefills])
         ascent = None
+
+        def is_over() -> bool:
+            """Whether no more time is left than it takes to prove what the ascent ends with."""
+            return budget.left_s <= proving_s
+
         for count, size in (_COARSE, _FINE):
             began = work_time()
             share = budget.part(_CHARGES_SHARE)
             charges = class_charges(task, targets, budget=share, count=count)
-            # The ascent leaves as much time as it takes to prove what it ends with.
-            stop = lambda: budget.left_s <= proving_s  # noqa: E731
-            ascent = _Ascent(part, charges, size, stop, ascent)
+            ascent = _Ascent(part, charges, size, is_over, ascent)
             take(ascent.leaf())
             ascent.run(take)
             if budget.left_s < _LONGER * (work_time() - began):
@@ -495,7 +498,7 @@ CLASSES = Bound(
     classes,
     PROVED_FOR | MINORANTS,
     searches=True,
-    suits=lambda task: bool(MINORANTS & task.features),
+    suits=of_table,
     weight=8.0,
     certifies=True,
 )

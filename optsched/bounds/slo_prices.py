@@ -41,6 +41,7 @@ from optsched.bounds.base import (
     Bound,
     BoundTask,
     Proof,
+    of_table,
 )
 from optsched.bounds.batch import PROVED_FOR, requests_of, with_rates
 from optsched.bounds.checker.class_work import Floors
@@ -379,13 +380,6 @@ SHARE = Bound("slo-prices", _WORDS, "second", _GOALS[:1], within, _PROVED, True,
 RATE = Bound("slo-prices-rate", _WORDS, "second", _GOALS[1:], within, _PROVED, True)
 _BY_CLASS = "prices of machine time, with charges by batch length"
 TABLES = PROVED_FOR | WORKERS | MINORANTS
-
-
-def of_table(task: BoundTask) -> bool:
-    """Return whether charges by class say more than a linear model: under a table."""
-    return bool(MINORANTS & task.features)
-
-
 SHARE_BY_CLASS = Bound(
     "slo-classes",
     _BY_CLASS,
@@ -393,20 +387,12 @@ SHARE_BY_CLASS = Bound(
     _GOALS[:1],
     by_class,
     TABLES,
-    True,
-    True,
+    searches=True,
+    certifies=True,
     suits=of_table,
     weight=4.0,
 )
-RATE_BY_CLASS = Bound(
-    "slo-classes-rate",
-    _BY_CLASS,
-    "second",
-    _GOALS[1:],
-    by_class,
-    TABLES,
-    True,
-    suits=of_table,
-    weight=4.0,
+RATE_BY_CLASS = replace(
+    SHARE_BY_CLASS, name="slo-classes-rate", objectives=_GOALS[1:], certifies=False
 )
 IN_ROUND = Bound("slo-round-prices", _VOLUME, "round", _GOALS, within, IN_ROUNDS, True)

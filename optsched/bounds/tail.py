@@ -13,12 +13,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from optsched.bounds.base import CHARGES, IN_ROUNDS, WORKERS, Bound, BoundTask, Proof
+from optsched.bounds.base import CHARGES, IN_ROUNDS, WORKERS, Bound, BoundTask, Proof, of_table
 from optsched.bounds.batch import PROVED_FOR
 from optsched.bounds.class_work import within_slos
 from optsched.bounds.leaves import TICKS_PER_SECOND
 from optsched.bounds.service import most_within
-from optsched.bounds.slo_prices import TABLES, Ask, of_table
+from optsched.bounds.slo_prices import TABLES, Ask
 from optsched.problem.budget import Budget
 from optsched.problem.limits import all_limits
 

@@ -424,9 +424,9 @@ def works_by_class(instance: Any, floors: Floors, ticks: int) -> Works:
 
     first, rest = (whole(seconds) for seconds in alone(floors, prompt, steps))
     none, prefill = np.zeros(len(prompt), np.int64), whole(prefill_work(floors, prompt))
-    early = paced(np.full(len(prompt), inf))
-    # There are no later steps: not ``later``, nor ``steps``, ``low`` and ``high``.
-    columns = prefill, early, none, none, none, none, steps.astype(np.int64)
+    # `demand_of` has ``paced`` in place of ``early``. There are no later steps: not ``later``, nor
+    # ``steps``, ``low`` and ``high``.
+    columns = prefill, none, none, none, none, none, steps.astype(np.int64)
     return Works(*columns, first, rest, first + rest, 0, paced)
 
 
