@@ -1,16 +1,23 @@
 """`optsched --warmup`: what commands compile is compiled before, and no time limit pays for it."""
 
+import gc
 import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from command_line import run
 
+import optsched
 import optsched.problem.kernel as kernel
-from optsched.problem.budget import Clock
+from optsched.bounds import list_bounds
+from optsched.cli import beside
+from optsched.judge import replay
+from optsched.problem.budget import Clock, work_time
+from optsched.problem.kernel import njit
 
 # What must not compile; {0} is an instance and {1} the cost model, if any.
 COMMANDS = (
@@ -35,13 +42,53 @@ def test_the_clock_knows_for_how_long_it_stood() -> None:
     assert clock.stood_s == stood
 
 
-def optsched(words: str, package: Path) -> str:
-    """Run a command of a copy of the package in a process of its own."""
+def run_in(package: Path, words: str) -> str:
+    """Run a command of a copy of the package in a process of its own. Return what it says."""
     environment = {**os.environ, "PYTHONPATH": str(package), "PYTHONSAFEPATH": "1"}
     command = [sys.executable, "-m", "optsched", *words.split()]
     result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
     assert result.returncode in (0, 4), result.stderr
-    return result.stderr
+    return result.stdout + result.stderr
+
+
+def test_what_compiling_leaves_is_collected_while_the_clock_stands() -> None:
+    stood = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "stop" and info["generation"] > 0:
+            now = work_time()
+            time.sleep(0.001)
+            stood.append(work_time() == now)
+
+    double = njit(eval("lambda x: x + x"))  # in no file, so that it is never kept
+    gc.callbacks.append(note)
+    try:
+        assert double(21) == 42
+    finally:
+        gc.callbacks.remove(note)
+
+    assert stood
+    assert all(stood)
+
+
+def test_a_schedule_of_a_file_needs_no_loop_compiled_anew(tmp_path: Path) -> None:
+    problem = optsched.Problem("tiny-seconds", "llama2-7b-a100-infermax")
+    schedule = optsched.run(problem, "fcfs").schedule
+    optsched.write_schedule(schedule, tmp_path / "s.json")
+    before = len(replay._replay.signatures)
+    read = optsched.read_schedule(tmp_path / "s.json", problem.instance)
+    assert not read.request.flags.writeable  # while those of a policy's schedule can be written
+    ends = [optsched.evaluate(problem, one).finish.tolist() for one in (read, schedule)]
+    assert ends[0] == ends[1]
+    assert len(replay._replay.signatures) == before
+
+
+def test_what_is_compiled_beside_a_command_has_names_that_are_known() -> None:
+    policies, objectives = optsched.list_policies(), {"tel", "slo_attainment"}
+    assert objectives <= {goal for info in list_bounds().values() for goal in info.objectives}
+    known = {*policies, "labels", "labels certified", "bound", "search"}
+    known |= {f"bound {goal}" for goal in objectives}
+    assert {job for jobs in beside._LATER.values() for job in jobs} <= known
 
 
 def copy(folder: Path) -> Path:
@@ -55,9 +102,9 @@ def copy(folder: Path) -> Path:
 
 @pytest.mark.slow  # compiles everything
 def test_after_a_warmup_no_command_compiles(tmp_path: Path) -> None:
-    cold = optsched("compare tiny --policy fcfs --no-bound", copy(tmp_path / "cold"))
+    cold = run_in(copy(tmp_path / "cold"), "compare tiny --policy fcfs --no-bound")
     assert "compiling loops took" in cold
-    assert "compiling loops took" in optsched("--warmup", copy(tmp_path / "warm"))
+    assert "compiling loops took" in run_in(copy(tmp_path / "warm"), "--warmup")
     run("generate", "lognormal", "--set", "n=50", "-o", tmp_path / "many.json")
     run(
         "generate",
@@ -73,7 +120,23 @@ def test_after_a_warmup_no_command_compiles(tmp_path: Path) -> None:
     cost = "--cost-model llama2-7b-a100-infermax-paper"  # not the one of the warmup
     for command in COMMANDS:
         words = command.format(tmp_path / "many.json", cost)
-        assert "compiling" not in optsched(words, tmp_path / "warm"), command
+        assert "compiling" not in run_in(tmp_path / "warm", words), command
     for command in COMMANDS[:3]:
         words = command.format(tmp_path / "rounds.json", "")
-        assert "compiling" not in optsched(words, tmp_path / "warm"), command
+        assert "compiling" not in run_in(tmp_path / "warm", words), command
+    # It proves its optimum at once, with loops of its own.
+    exact = run_in(tmp_path / "warm", f"solve tiny-seconds {cost.split()[1]} --time-limit 20")
+    assert "compiling" not in exact
+    assert "optimal: tel" in exact
+
+
+@pytest.mark.slow  # compiles for a minute
+def test_the_first_answer_of_an_installation_is_proved_and_the_second_compiles_nothing(
+    tmp_path: Path,
+) -> None:
+    package = copy(tmp_path / "cold")
+    command = "solve tiny-seconds llama2-7b-a100-infermax --time-limit 20"
+    first = run_in(package, command)
+    assert "compiling loops took" in first
+    assert "optimal: tel" in first
+    assert "compiling" not in run_in(package, command)

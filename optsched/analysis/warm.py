@@ -1,4 +1,4 @@
-"""Compile what commands use: every job once on tiny instances, so that later ones wait for none."""
+"""Compile what commands use on small instances: all of it, or what a command will need later."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -7,21 +7,27 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from optsched.analysis.capacity import capacity
 from optsched.analysis.compare import compare
-from optsched.bounds import list_bounds
+from optsched.bounds import list_bounds, lower_bound
 from optsched.bounds.certificate import verify_certificate
-from optsched.costs.cost import shipped_models
 from optsched.files.read_write import read_instance
 from optsched.optimize.bound import bound
+from optsched.optimize.search.rule_search import Best, RuleSearch
 from optsched.optimize.solve import solve
-from optsched.problem.budget import work_time
+from optsched.policies.engine.simulate import simulate
+from optsched.problem.budget import Budget, work_time
 from optsched.problem.errors import OptschedError
 from optsched.problem.instance import Instance
 from optsched.problem.objective import TOTAL_LATENCY
+from optsched.problem.schedule import Schedule, from_batches
 from optsched.workloads.generate import generate
 from optsched.workloads.problem import Problem
 
+# A linear cost model, as exact methods ask for, and a table, for which bounds have own loops.
+_LINEAR, _TABLE = "llama2-7b-a100-infermax", "llama-3.1-8b-h100-torch"
 # The time limit of a job. Compiling does not count in it.
 _JOB_S = 1.0
 # Enough requests for the searches that small instances do not need.
@@ -56,46 +62,75 @@ def warm_up(progress: Callable[[str], None] | None = None) -> float:
     return work_time.stood_s - before
 
 
+def compile_later(job: str, objective: str) -> None:
+    """Compile what a job of `optsched.cli.beside` needs, but no loop that commands begin with."""
+    what, _, goal = job.partition(" ")
+    with warnings.catch_warnings(), suppress(OptschedError):
+        warnings.simplefilter("ignore")  # the time limits are short on purpose
+        if what == "labels":
+            problem = Problem("tiny-seconds", _LINEAR, objective)
+            start = _one_by_one(problem.instance)
+            more = dict[str, Any](certify=goal == "certified", time_limit_s=_JOB_S)
+            solve(problem, method="labels", warm_start=start, **more)
+            return
+
+        many = Problem(generate("lognormal", n=_MANY), _LINEAR, slo_ttft=1.0, slo_tpot=0.05)
+        problem = many.about(goal or objective)
+        if what == "bound":
+            lower_bound(problem, time_limit_s=_JOB_S)
+        elif what == "search":
+            best = Best(problem, None, Budget(_JOB_S))
+            best.offer(_one_by_one(many.instance), "known")
+            RuleSearch(best, 0).run(best.budget)
+        else:
+            simulate(problem, what)
+
+
+def _one_by_one(instance: Instance) -> Schedule:
+    """Return the schedule that serves one request after another, which no policy has to find."""
+    output = instance.output_tokens
+    request = np.repeat(np.arange(instance.n), output)
+    tokens = np.ones(len(request), dtype=np.int64)
+    tokens[np.cumsum(output) - output] = instance.prompt_tokens
+    return from_batches(np.arange(len(request) + 1), request, tokens, instance=instance)
+
+
 def _jobs() -> Iterator[tuple[str, Callable[[], Any]]]:
     """Yield every job with its words."""
-    whole = replace(read_instance("tiny-seconds"), chunked_prefill=False)
-    problem = Problem(whole, shipped_models()[0])
-    exact = partial(solve, problem, method="labels", time_limit_s=_JOB_S, certify=True)
+    whole = Problem(replace(read_instance("tiny-seconds"), chunked_prefill=False), _LINEAR)
+    limit = dict[str, Any](time_limit_s=_JOB_S)
+    exact = partial(solve, whole, method="labels", certify=True, **limit)
     yield "solve in seconds, certified", exact
-    for words, instance in _instances():
-        cost = None if instance.in_rounds else shipped_models()[0]
-        problem = Problem(instance, cost)
-        limit = dict[str, Any](time_limit_s=_JOB_S)
+    for words, problem in _problems():
+        unit = problem.instance.time_unit
         yield f"compare {words}", partial(compare, problem, **limit)
         yield f"solve {words}", partial(solve, problem, **limit)
 
         goals = [TOTAL_LATENCY.name]
         for info in list_bounds().values():
-            goals += info.objectives if info.time_unit == instance.time_unit else ()
+            goals += info.objectives if info.time_unit == unit else ()
         for goal in dict.fromkeys(goals):
             yield f"bound {goal} {words}", partial(_bound, problem, goal)
 
-        if not instance.in_rounds:
+        if unit == "second":
             limited = replace(problem, slo_ttft=1.0, slo_tpot=1.0)
             yield f"capacity {words}", partial(capacity, limited, search_s=_JOB_S, **limit)
 
 
-def _instances() -> Iterator[tuple[str, Instance]]:
-    """Yield instances with words: small ones, with features that have loops, and more requests."""
-    for name in ("tiny", "tiny-seconds"):
-        plain = read_instance(name)
-        unit = f"in {plain.time_unit}s"
-        yield unit, plain
+def _problems() -> Iterator[tuple[str, Problem]]:
+    """Yield problems with words: small ones, with features that have loops, and more requests."""
+    for unit, model in (("rounds", None), ("seconds", _LINEAR), ("seconds, by a table", _TABLE)):
+        plain = read_instance("tiny" if model is None else "tiny-seconds")
+        yield f"in {unit}", Problem(plain, model)
         # Lengths in the order of other requests, so that predictions are wrong.
-        yield (
-            f"{unit}, predicted",
-            replace(plain, predicted=plain.output_tokens[::-1].astype(float)),
-        )
+        swapped = replace(plain, predicted=plain.output_tokens[::-1].astype(float))
+        yield f"in {unit}, predicted", Problem(swapped, model)
 
-    yield "in rounds, many requests", generate("jaillet-model-1", n=_MANY)
-    yield "in rounds, over time", generate("jaillet-model-2", n=_MANY // 4)
-    yield "in seconds, shared prefixes", generate("prefix-trees", n=_MANY)
-    yield "in seconds, drafts", replace(read_instance("tiny-seconds"), num_speculative_tokens=1)
+    yield "in rounds, many requests", Problem(generate("jaillet-model-1", n=_MANY))
+    yield "in rounds, over time", Problem(generate("jaillet-model-2", n=_MANY // 4))
+    yield "in seconds, shared prefixes", Problem(generate("prefix-trees", n=_MANY), _LINEAR)
+    drafting = replace(read_instance("tiny-seconds"), num_speculative_tokens=1)
+    yield "in seconds, drafts", Problem(drafting, _LINEAR)
 
 
 def _bound(problem: Problem, goal: str) -> None:

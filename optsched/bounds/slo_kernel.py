@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.problem.kernel import njit
+from optsched.problem.sorting import sort_up
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -262,7 +263,7 @@ def spread(
 
 @njit
 def crowded_stretches(
-    begin: Ints, end: Ints, work: Floats, absent: Floats, speed: float, longest: int
+    begin: Ints, end: Ints, work: Floats, absent: Floats, by_end: Ints, speed: float, longest: int
 ) -> tuple[Ints, Floats]:
     """Return, by request, the end of the stretch from its begin whose absent parts sum up to least.
 
@@ -272,10 +273,14 @@ def crowded_stretches(
     A stretch has no room for all work of windows inside. What is more than there is room for is
     absent at least, so the sum over those inside of absent times the smaller of their work and the
     excess, over the excess, is 1 at least. ``begin``, which ascends, and ``end`` are windows in
-    ticks. A tick has room for so much work as ``speed`` says, and ``absent`` is the part of each
-    request that is not in time.
+    ticks, and ``by_end`` is their order by ``end``. A tick has room for so much work as ``speed``
+    says, and ``absent`` is the part of each request that is not in time.
     """
     n = len(begin)
+    rank = np.empty(n, np.int64)  # of each window by its end
+    for k in range(n):
+        rank[by_end[k]] = k
+
     ends, min_sum = np.zeros(n, np.int64), np.ones(n)
     for i in range(n):
         inside = np.empty(n, np.int64)
@@ -291,8 +296,10 @@ def crowded_stretches(
             behind += 1
 
         # By end, each prefix of the windows is all that lies inside a stretch that ends there.
-        order = i + np.argsort(end[i:behind])
-        for j in order:
+        order = rank[i:behind].copy()
+        sort_up(order, behind - i)
+        for k in range(behind - i):
+            j = by_end[order[k]]
             inside[count] = j
             count += 1
             total += work[j]

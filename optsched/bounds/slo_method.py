@@ -90,9 +90,10 @@ class Method:
             np.concatenate([demand.prefill[early], (demand.early + demand.later)[late]]) * self.work
         )
         order = np.lexsort((end, begin))
-        columns = (x[order] for x in (begin, end, work, 1.0 - state.x[owner]))
+        columns = [x[order] for x in (begin, end, work, 1.0 - state.x[owner])]
+        by_end = np.argsort(columns[1], kind="stable")
         longest = int(_LONGEST * np.median(end - begin))
-        until, least = kernel.crowded_stretches(*columns, float(demand.room), longest)
+        until, least = kernel.crowded_stretches(*columns, by_end, float(demand.room), longest)
         # Valid shares have absent parts that sum up to 1 at least (`crowded_stretches`), so
         # stretches with clearly less cut off the present ones.
         chosen = [i for i in np.argsort(least)[:_MORE].tolist() if least[i] < 0.98]

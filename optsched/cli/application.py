@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 import optsched
 from optsched.cli import (
+    beside,
     capacity,
     comparing,
     demo,
@@ -309,13 +310,20 @@ app.add_typer(_register(typer.Typer(help=_LIBRARY_HELP), _OF_LIBRARY), name="lib
 _register(app, _ALIASES, hidden=True)
 
 
+def _at_first_loop() -> None:
+    """Say that a command compiles, and let others compile with it."""
+    tell("note: compiling loops; time limits count without it")
+    beside.begin()
+
+
 def main() -> None:
     """Run the command line."""
     _warn_once()
-    work_time.tell = lambda: tell("note: compiling loops; time limits count without it")
+    work_time.tell = _at_first_loop
     try:
         app()
     finally:
+        beside.end()
         if work_time.stood_s >= 1:
             words = f"note: compiling loops took {work_time.stood_s:.0f} s"
             if not UNKEPT:  # what is compiled stays on the disk

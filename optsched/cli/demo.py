@@ -6,11 +6,14 @@ from typing import Annotated, Any
 
 import typer
 
+from optsched.cli import beside
 from optsched.cli.options import check_suffix
 from optsched.files.outputs import check_outputs, make_folder
 from optsched.problem.budget import work_time
+from optsched.workloads.problem import Problem
 
-_GPU = "--cost-model llama2-7b-a100-infermax"
+_MODEL = "llama2-7b-a100-infermax"
+_GPU = f"--cost-model {_MODEL}"
 _POLICIES = "--policy vllm-v1 --policy sarathi --policy least-work --policy spf"
 _SLOS = "--slo-ttft 1s --slo-tpot 50ms"
 # Questions, and the commands that answer them: {0} is the folder, {1} the PNG, {2} the page.
@@ -43,6 +46,7 @@ def demo(context: typer.Context, out: Annotated[str, {"show_default": True}] = "
     check_outputs(picture, out)
     make_folder(folder)
     group: Any = context.find_root().command
+    beside.note("demo", Problem("demo", _MODEL))
     begin = work_time()
     for question, template in _STEPS:
         words = template.format(*map(shlex.quote, (folder, picture, out)))

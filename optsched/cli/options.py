@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperCommand
 from typer.models import ArgumentInfo
 
+from optsched.cli import beside
 from optsched.cli.output import tell
 from optsched.costs.cost import CostModel
 from optsched.costs.fleet import MAX_MACHINES, Fleet, fleet_of
@@ -297,6 +298,7 @@ def _with_options(function: Callable[..., None]) -> Callable[..., None]:
             values[option] = values[option] or None  # an empty list is an option that is not given
         if "problem" in known:
             _put_problem(values, keep=known)
+            beside.note(function.__name__, values["problem"])
 
         function(**values)
 

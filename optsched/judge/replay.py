@@ -105,6 +105,13 @@ class Columns(NamedTuple):
     moves: Moves | None
 
 
+def _read_only(column: Any) -> Any:
+    """Return a view of an array through which it cannot be written."""
+    view = column.view()
+    view.setflags(write=False)
+    return view
+
+
 class Origin(NamedTuple):
     """How the starts of a schedule are turned into times since the first arrival.
 
@@ -257,7 +264,9 @@ def replay(
     worker = columns.worker
     share = sharing_of(instance, columns.reused, columns.request, worker, workers)
     # What is absent comes as an argument of its own: compiled code for None leaves it out.
-    plain_columns, moves = columns._replace(reused=None, moves=None), columns.moves
+    moves = columns.moves
+    # Those of a file cannot be written, for which numba would compile all loops once more.
+    plain_columns = Columns(*map(_read_only, columns[:-2]), None, None)  # type: ignore[call-arg]
     fixed, written = (costs, *links, origin, limits), (batches, extremes, cached)
     breach, batch = _replay((requests, states), fixed, plain_columns, share, moves, written)
     # Only now is it known which blocks later claims found, and so what was retained in between.

@@ -279,6 +279,7 @@ def _loaded() -> Any:
         def on_end(self, event: Any) -> None:
             self.depth -= 1
             if self.depth == 0 and self.collects:
+                gc.collect(1)  # what this has left would be searched soon, while the clock goes
                 gc.enable()
 
             work_time.go()

@@ -211,11 +211,7 @@ class Process:
 
         `on_message` is called with each message that the function sends before (`tell`).
         """
-        # Pickled twice, so that only the call fails if its function cannot be imported.
-        order = pickle.dumps(call)
-        with suppress(OSError, ValueError):  # a process that has ended: `_next` says how
-            pickle.dump(order, self._calls)
-            self._calls.flush()
+        self.send(*call)
         # Messages are tuples. The answer is bytes, or a text that says why it cannot be pickled.
         while isinstance(answer := self._next(), tuple):
             on_message(answer)
@@ -235,6 +231,14 @@ class Process:
             raise raised
 
         return value
+
+    def send(self, *call: Any) -> None:
+        """Send a call, as `ask` does, and do not wait for it. Calls are run one after another."""
+        # Pickled twice, so that only the call fails if its function cannot be imported.
+        order = pickle.dumps(call)
+        with suppress(OSError, ValueError):  # a process that has ended: `_next` says how
+            pickle.dump(order, self._calls)
+            self._calls.flush()
 
     def _next(self) -> Any:
         """Return the next message, or the answer. A stream that ends means that the process did."""

@@ -385,7 +385,7 @@ class _Search:
         last = np.minimum(slos["slo_latency"], first + after_first)
         release, share = self.instance.release, factor / self.workers
         dues = release + first, release + last
-        return np.asarray(let_go(release, *dues, share * self.prefill, share * self.decodes))
+        return let_go(release, *dues, share * self.prefill, share * self.decodes)
 
     def window_end(self, first: int) -> int:
         """Return the place in order of arrival where a window ends; the last one may be longer."""

@@ -128,7 +128,6 @@ def _let_go_in_a_pass(
     return count
 
 
-@njit
 def let_go(
     release: Floats, first_due: Floats, last_due: Floats, prefill: Floats, decodes: Floats
 ) -> NDArray[np.bool_]:
@@ -141,7 +140,7 @@ def let_go(
     n = len(release)
     both = np.concatenate((release, release))
     due, work = np.concatenate((first_due, last_due)), np.concatenate((prefill, decodes))
-    order = np.argsort(both)
+    order = np.argsort(both, kind="stable")
     gone = np.zeros(n, dtype=np.bool_)
     # Each pass starts anew without those let go, until one lets nobody go.
     while _let_go_in_a_pass(both, due, work, order, gone) > 0:

@@ -35,6 +35,7 @@ from optsched.policies.engine import common
 from optsched.policies.runner import own_work
 from optsched.problem.instance import Instance
 from optsched.problem.kernel import njit
+from optsched.problem.sorting import sort_up
 
 BRAKES = ("q", "r", "c", "d", "p")
 """The parameters of the rule. The module's text says what they do."""
@@ -209,14 +210,18 @@ def _next_completions(requests: Any, s: Any, running: Ints, cost: Floats) -> Flo
         steps[k] = r.output - r.produced
         sums = add_decode(sums, r.cached)
 
-    steps = np.sort(steps)
+    sort_up(steps, s.running)
     return steps * batch_time(cost, sums)
 
 
 @njit
 def _is_worth_waiting(prefill: float, completions: Floats) -> bool:
     """Whether to wait for m completions costs less than to delay m requests by a prefill."""
-    return bool((completions < np.arange(1, completions.shape[0] + 1) * prefill).any())
+    m = 0
+    while m < completions.shape[0] and completions[m] >= (m + 1) * prefill:
+        m += 1
+
+    return m < completions.shape[0]
 
 
 @njit

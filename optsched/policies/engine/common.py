@@ -513,23 +513,6 @@ def pop(requests: Any, heap: Ints, s: Any) -> None:
     heap[k] = i
 
 
-@njit(allocates=False)
-def sort_up(values: Any, size: int) -> None:
-    """Sort the first numbers of an array (Shell 1959). numba takes 2 s to compile `np.sort`."""
-    gap = size // 2
-    # The last gap is 1, which sorts whatever is left; the ones before make it quick.
-    while gap > 0:
-        for k in range(gap, size):
-            value, place = values[k], k
-            while place >= gap and values[place - gap] > value:
-                values[place] = values[place - gap]
-                place -= gap
-
-            values[place] = value
-
-        gap //= 2
-
-
 @njit
 def next_arrival(requests: Any, s: Any, by_arrival: Ints) -> int:
     """Return the next request that has arrived by now, or -1 if there is none."""

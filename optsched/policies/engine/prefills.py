@@ -15,6 +15,7 @@ from optsched.judge.replay import Limits
 from optsched.policies.engine import blocks, common
 from optsched.policies.runner import Admission, Group, Overflow
 from optsched.problem.kernel import njit
+from optsched.problem.sorting import sort_up
 
 # The words in `Rules`, by their places.
 WAITING, RUNNING, RUNNING_DECODE, RUNNING_PREFILL, PREFILL, ALL = range(len(get_args(Group)))
@@ -289,7 +290,7 @@ def gate_seconds(requests: Records, s: np.record, running: Ints, cost: Floats) -
 
     # `soonest`: the min over m of t / m, where t steps pass up to the m-th completion from now. Of
     # k exponential lives it is their mean over k.
-    common.sort_up(tokens_left, decodes if s.by_work else 0)
+    sort_up(tokens_left, decodes if s.by_work else 0)
     soonest = np.inf if s.by_work else mean / decodes
     for m in range(decodes if s.by_work else 0):
         soonest = min(soonest, tokens_left[m] / (m + 1))
