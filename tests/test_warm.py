@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from command_line import run
 
 import optsched
 import optsched.problem.kernel as kernel
-from optsched.bounds import list_bounds
+from optsched.analysis.warm import compile_later
 from optsched.cli import beside
 from optsched.judge import replay
 from optsched.problem.budget import Clock, work_time
@@ -71,8 +72,10 @@ def test_what_compiling_leaves_is_collected_while_the_clock_stands() -> None:
     assert all(stood)
 
 
-def test_a_schedule_of_a_file_needs_no_loop_compiled_anew(tmp_path: Path) -> None:
-    problem = optsched.Problem("tiny-seconds", "llama2-7b-a100-infermax")
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_schedule_of_a_file_needs_no_loop_compiled_anew(tmp_path: Path, shared: bool) -> None:
+    instance = optsched.generate("prefix-trees", n=6) if shared else "tiny-seconds"
+    problem = optsched.Problem(instance, "llama2-7b-a100-infermax")
     schedule = optsched.run(problem, "fcfs").schedule
     optsched.write_schedule(schedule, tmp_path / "s.json")
     before = len(replay._replay.signatures)
@@ -83,12 +86,47 @@ def test_a_schedule_of_a_file_needs_no_loop_compiled_anew(tmp_path: Path) -> Non
     assert len(replay._replay.signatures) == before
 
 
-def test_what_is_compiled_beside_a_command_has_names_that_are_known() -> None:
-    policies, objectives = optsched.list_policies(), {"tel", "slo_attainment"}
-    assert objectives <= {goal for info in list_bounds().values() for goal in info.objectives}
-    known = {*policies, "labels", "labels certified", "bound", "search"}
-    known |= {f"bound {goal}" for goal in objectives}
-    assert {job for jobs in beside._LATER.values() for job in jobs} <= known
+@pytest.mark.parametrize("job", sorted({job for jobs in beside._LATER.values() for job in jobs}))
+@pytest.mark.parametrize("objective", ["tel", "slo_attainment"])
+def test_what_is_compiled_beside_a_command_is_work_without_an_error(
+    job: str, objective: str
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of short time limits
+        compile_later(job, objective)
+
+
+def test_a_command_has_compiled_beside_it_what_its_options_need() -> None:
+    problem = optsched.Problem("tiny-seconds", "llama2-7b-a100-infermax")
+    large = optsched.Problem("demo", "llama2-7b-a100-infermax")
+    rounds = optsched.Problem("tiny")
+
+    def jobs(command: str, problem: optsched.Problem, **values: object) -> list[str]:
+        return beside._jobs(command, {"problem": problem, **values})
+
+    assert jobs("solve", problem, method="auto") == ["labels", "bound", "search"]
+    assert jobs("solve", large) == ["bound", "search"]  # too many requests for labels
+    assert jobs("solve", problem, method="cpsat") == []
+    assert jobs("solve", rounds) == []
+    assert jobs("compare", large, bound=False, policies=["vllm-v1"]) == ["vllm-v1"]
+    assert jobs("evaluate", problem) == []
+
+
+def test_the_clock_stands_while_it_tells_and_goes_on_if_that_fails() -> None:
+    clock, now = Clock(), [0.0]
+    clock.now = lambda: now[0]
+
+    def tell() -> None:
+        now[0] += 5
+        raise OSError("no process more")
+
+    clock.tell = tell
+    with pytest.raises(OSError, match="no process"):
+        clock.stop()
+    clock.go()  # as numba does then
+    assert (clock(), clock.stood_s) == (0.0, 5.0)
+    now[0] += 1
+    assert clock() == 1.0
 
 
 def copy(folder: Path) -> Path:

@@ -21,12 +21,13 @@ from optsched.policies.engine.simulate import simulate
 from optsched.problem.budget import Budget, work_time
 from optsched.problem.errors import OptschedError
 from optsched.problem.instance import Instance
+from optsched.problem.kernel import UNKEPT
 from optsched.problem.objective import TOTAL_LATENCY
 from optsched.problem.schedule import Schedule, from_batches
 from optsched.workloads.generate import generate
 from optsched.workloads.problem import Problem
 
-# A linear cost model, as exact methods ask for, and a table, for which bounds have own loops.
+# A linear cost model, as exact methods ask for, and a table, for which bounds have more.
 _LINEAR, _TABLE = "llama2-7b-a100-infermax", "llama-3.1-8b-h100-torch"
 # The time limit of a job. Compiling does not count in it.
 _JOB_S = 1.0
@@ -63,27 +64,30 @@ def warm_up(progress: Callable[[str], None] | None = None) -> float:
 
 
 def compile_later(job: str, objective: str) -> None:
-    """Compile what a job of `optsched.cli.beside` needs, but no loop that commands begin with."""
-    what, _, goal = job.partition(" ")
-    with warnings.catch_warnings(), suppress(OptschedError):
-        warnings.simplefilter("ignore")  # the time limits are short on purpose
-        if what == "labels":
-            problem = Problem("tiny-seconds", _LINEAR, objective)
-            start = _one_by_one(problem.instance)
-            more = dict[str, Any](certify=goal == "certified", time_limit_s=_JOB_S)
-            solve(problem, method="labels", warm_start=start, **more)
-            return
+    """Compile what a job of `optsched.cli.beside` needs, for an objective where it names none.
 
-        many = Problem(generate("lognormal", n=_MANY), _LINEAR, slo_ttft=1.0, slo_tpot=0.05)
-        problem = many.about(goal or objective)
-        if what == "bound":
-            lower_bound(problem, time_limit_s=_JOB_S)
-        elif what == "search":
-            best = Best(problem, None, Budget(_JOB_S))
-            best.offer(_one_by_one(many.instance), "known")
-            RuleSearch(best, 0).run(best.budget)
-        else:
-            simulate(problem, what)
+    In a process whose code cannot be kept a further job would be for nobody.
+    """
+    if UNKEPT:
+        return
+
+    what, _, more = job.partition(" ")
+    if what == "labels":
+        few = Problem("tiny-seconds", _LINEAR, objective, slo_ttft=1.0)
+        start, certify = _one_by_one(few.instance), more == "certified"
+        solve(few, method="labels", warm_start=start, certify=certify, time_limit_s=_JOB_S)
+        return
+
+    instance = generate("lognormal", n=_MANY)
+    problem = Problem(instance, _LINEAR, more or objective, slo_ttft=1.0, slo_tpot=0.05)
+    if what == "bound":
+        lower_bound(problem, time_limit_s=_JOB_S)
+    elif what == "search":
+        best = Best(problem, None, Budget(_JOB_S))
+        best.offer(_one_by_one(instance), "known")
+        RuleSearch(best, 0).run(best.budget)
+    else:
+        simulate(problem, what)
 
 
 def _one_by_one(instance: Instance) -> Schedule:

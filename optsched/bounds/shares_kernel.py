@@ -419,11 +419,11 @@ def costs_of_paths(
         # The mean price; at a price of 0 all levels would give the same multiplier.
         mean = max(whole[c0 : c0 + span].sum() / span, 0.02)
         centred = centre.shape[0] > 0 and centre[i, 0] > 0
+        last_centre = _last_multiplier(centre[i, 1], fixed[1], work, last_work) if centred else 0.0
         for k in range(levels.shape[0]):
             if centred:
                 nus[0, k], nus[1, k] = centre[i, 0] * levels[k], centre[i, 1] * levels[k]
-                last_nu = _last_multiplier(centre[i, 1], fixed[1], work, last_work)
-                nus[2, k] = last_nu * levels[k]
+                nus[2, k] = last_centre * levels[k]
             else:
                 nus[0, k] = _steady_nu(works[0][0], fixed[0], mean * levels[k])
                 nus[1, k] = _steady_nu(work, fixed[1], mean * levels[k])

@@ -46,7 +46,7 @@ def demo(context: typer.Context, out: Annotated[str, {"show_default": True}] = "
     check_outputs(picture, out)
     make_folder(folder)
     group: Any = context.find_root().command
-    beside.note("demo", Problem("demo", _MODEL))
+    beside.note("demo", {"problem": Problem("demo", _MODEL)})
     begin = work_time()
     for question, template in _STEPS:
         words = template.format(*map(shlex.quote, (folder, picture, out)))

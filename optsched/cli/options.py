@@ -298,7 +298,7 @@ def _with_options(function: Callable[..., None]) -> Callable[..., None]:
             values[option] = values[option] or None  # an empty list is an option that is not given
         if "problem" in known:
             _put_problem(values, keep=known)
-            beside.note(function.__name__, values["problem"])
+            beside.note(function.__name__, values)
 
         function(**values)
 

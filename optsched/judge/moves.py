@@ -15,6 +15,7 @@ from optsched.costs.fleet import Fleet
 from optsched.costs.machine import ROLES, Link, Machine
 from optsched.judge.life import Floats, Ints
 from optsched.judge.memory import kv_of, take
+from optsched.problem.columns import read_only
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
 from optsched.problem.kernel import njit
@@ -95,6 +96,9 @@ def moves_of(
         blur = batches * float(np.spacing(np.abs(given_start).max()))
 
     # In the order of the fields.
+    offsets, moved, to = map(
+        read_only, (offsets, moved, to)
+    )  # as in `replay`, of the other columns
     return Moves(offsets, moved, to, times.copy(), *written, *rates, deflect_below, blur)
 
 

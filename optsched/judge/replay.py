@@ -25,6 +25,7 @@ from optsched.judge.moves import DECODE, MOVING, PREFILL, Moves, leave, move, se
 from optsched.judge.sharing import SHARING, Sharing, claim, hold, release, retained_of, sharing_of
 from optsched.judge.validity import WORDS
 from optsched.problem import schedule
+from optsched.problem.columns import read_only
 from optsched.problem.drafts import Drafts
 from optsched.problem.instance import Instance
 from optsched.problem.kernel import njit
@@ -103,13 +104,6 @@ class Columns(NamedTuple):
     worker: Ints
     reused: Ints | None
     moves: Moves | None
-
-
-def _read_only(column: Any) -> Any:
-    """Return a view of an array through which it cannot be written."""
-    view = column.view()
-    view.setflags(write=False)
-    return view
 
 
 class Origin(NamedTuple):
@@ -265,8 +259,8 @@ def replay(
     share = sharing_of(instance, columns.reused, columns.request, worker, workers)
     # What is absent comes as an argument of its own: compiled code for None leaves it out.
     moves = columns.moves
-    # Those of a file cannot be written, for which numba would compile all loops once more.
-    plain_columns = Columns(*map(_read_only, columns[:-2]), None, None)  # type: ignore[call-arg]
+    # A file's columns are read-only, another type for numba: it would compile all loops again.
+    plain_columns = Columns(*map(read_only, columns[:-2]), None, None)  # type: ignore[call-arg]
     fixed, written = (costs, *links, origin, limits), (batches, extremes, cached)
     breach, batch = _replay((requests, states), fixed, plain_columns, share, moves, written)
     # Only now is it known which blocks later claims found, and so what was retained in between.

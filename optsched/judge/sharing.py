@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.judge.life import record
+from optsched.problem.columns import read_only
 from optsched.problem.instance import Instance
 from optsched.problem.kernel import njit
 from optsched.problem.memory import check_size
@@ -89,7 +90,7 @@ def sharing_of(
     began = np.searchsorted(np.sort(worker), np.arange(workers))
     # In the order of the fields: after `public` come names, holders, last_held, began, kept, done.
     return Sharing(
-        claims,
+        read_only(claims),
         prefixes.block,
         # Names are numbered request by request: that of an own block d is `place` + d.
         (prefixes.first, prefixes.above, np.cumsum(counted) - public),

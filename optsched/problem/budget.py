@@ -55,13 +55,11 @@ class Clock:
 
     def stop(self) -> None:
         """Stop the clock until `go` was called as often: a compilation may begin within another."""
-        if self._depth == 0:
-            tell = self.tell
-            self.tell = lambda: None  # it is told once
-            tell()
+        self._depth += 1  # first, since numba calls `go` also if what follows raises
+        if self._depth == 1:
             self._stood = self._stood[0], self.now()
-
-        self._depth += 1
+            tell, self.tell = self.tell, lambda: None  # it is told once
+            tell()
 
     def go(self) -> None:
         """Let the clock go on. Only the thread that holds numba's lock calls this and `stop`."""

@@ -17,6 +17,13 @@ Item = str | Callable[[int], str]
 """How an error names an entry: a word to put before its index, or a function of the index."""
 
 
+def read_only(column: NDArray[Any]) -> Any:
+    """Return a view of an array through which it cannot be written."""
+    view = column.view()
+    view.setflags(write=False)
+    return view
+
+
 def plain_numbers(column: NDArray[Any]) -> list[int | float]:
     """Return a column as Python numbers; a float without a fraction becomes an ``int``."""
     if column.dtype.kind in "iu":

@@ -269,12 +269,12 @@ def _loaded() -> Any:
         collects = False  # whether garbage was collected before the outer compilation began
 
         def on_start(self, event: Any) -> None:
-            work_time.stop()
-            if self.depth == 0:  # numba keeps what it builds, and the search takes a tenth of time
+            self.depth += 1
+            if self.depth == 1:  # numba keeps what it builds, and the search takes a tenth of time
                 self.collects = gc.isenabled()
                 gc.disable()
 
-            self.depth += 1
+            work_time.stop()
 
         def on_end(self, event: Any) -> None:
             self.depth -= 1

@@ -233,10 +233,10 @@ class Process:
         return value
 
     def send(self, *call: Any) -> None:
-        """Send a call, as `ask` does, and do not wait for it. Calls are run one after another."""
+        """Send a call whose answer is not read: the process is for no `ask` from then on."""
         # Pickled twice, so that only the call fails if its function cannot be imported.
         order = pickle.dumps(call)
-        with suppress(OSError, ValueError):  # a process that has ended: `_next` says how
+        with suppress(OSError, ValueError):  # a process that has ended: `ask` says how
             pickle.dump(order, self._calls)
             self._calls.flush()
 
