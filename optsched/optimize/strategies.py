@@ -43,8 +43,6 @@ LIKELY = ("fcfs", "least-work", "mc-sf", "paced", "sarathi-pc", "spf", "spf-work
 """Policies that are quick and often the best, so that they run first."""
 DRAFTING = "vllm-v1", *(f"vllm-v1:policy=priority,priority={key}" for key in ("prompt", "work"))
 """Policies that verify drafts, and how they are often the best."""
-# What a policy may do about a rule that it breaks.
-_HINTS = {"kv_capacity": "; `evict_until_fits` of optsched.policies makes room for a batch"}
 NO_SCHEDULE = LoopError, OutOfTimeError, PolicyError
 """What a policy raises that serves not all requests, or not in time."""
 POLICY_SHARE = 0.5
