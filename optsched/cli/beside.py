@@ -36,15 +36,15 @@ def note(command: str, values: Mapping[str, Any]) -> None:
 def begin() -> None:
     """Let free cores compile what the command will need: it compiles a first loop itself now."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    jobs = _jobs(*_asked[0]) if _asked and cores else []
-    if not jobs:
+    free = (cores or 1) - 1
+    if not (free and _asked and (jobs := _jobs(*_asked[0]))):
         return
 
     from optsched.analysis.warm import compile_later
 
     objective = _asked[0][1]["problem"].goal.name
     with suppress(OptschedError):  # a system without a process more: the command compiles alone
-        for _ in jobs[: (cores or 1) - 1]:
+        for _ in jobs[:free]:
             _processes.append(Process(quiet=True))
 
     for k, job in enumerate(jobs if _processes else ()):
@@ -55,19 +55,18 @@ def begin() -> None:
 
 def _jobs(command: str, values: Mapping[str, Any]) -> list[str]:
     """Return what is left of a command's jobs after its options."""
-    from optsched.optimize.plan import EXACT
+    from optsched.optimize.plan import is_large
 
     instance, policies = values["problem"].instance, values.get("policies")
     if instance.in_rounds:
         return []
 
-    is_small = instance.n * instance.output_tokens.sum() <= EXACT
     proves = values.get("bound") is not False and values.get("method", "auto") == "auto"
 
     def is_needed(job: str) -> bool:
         what = job.split()[0]
         if what in _PROVING:
-            return proves and (is_small or what != "labels")
+            return proves and not (what == "labels" and is_large(instance))
 
         return policies is None or job in policies
 

@@ -95,10 +95,9 @@ def moves_of(
     if late_clock and given_start is not None and len(given_start):
         blur = batches * float(np.spacing(np.abs(given_start).max()))
 
+    # Read-only as in `replay`, whose loops know the columns of a file and of a policy as one type.
+    offsets, moved, to = read_only(offsets), read_only(moved), read_only(to)
     # In the order of the fields.
-    offsets, moved, to = map(
-        read_only, (offsets, moved, to)
-    )  # as in `replay`, of the other columns
     return Moves(offsets, moved, to, times.copy(), *written, *rates, deflect_below, blur)
 
 

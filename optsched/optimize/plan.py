@@ -79,13 +79,18 @@ def method_in_seconds(task: Task) -> str:
         return "split" if instance.n <= SPLIT else "search"
 
     single = task.names[0] if len(task.names) == 1 else None
-    if single in SEARCHED and instance.n * int(instance.output_tokens.sum()) > EXACT:
+    if single in SEARCHED and is_large(instance):
         return "search"
 
     if single in COUNTS and not why_not_by_labels(task):
         return "labels"
 
     return "search" if single in SEARCHED and terms_at_most(instance) > TERMS else "cpsat"
+
+
+def is_large(instance: Instance) -> bool:
+    """Whether an instance in seconds is left to the offline search."""
+    return instance.n * int(instance.output_tokens.sum()) > EXACT
 
 
 def is_limited(instance: Instance) -> bool:
